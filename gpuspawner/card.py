@@ -9,7 +9,22 @@ GIB = 1 << 30
 SIMULATED_SUFFIX = " (simulated)"
 
 #: Card families that the name reported by the driver is matched against, longest first.
-_FAMILIES = ("h200", "h100", "a100", "v100", "mi300x", "mi300", "mi100", "l40s", "l40", "l4", "a40", "a30", "a10", "t4")
+_FAMILIES = (
+    "h200",
+    "h100",
+    "a100",
+    "v100",
+    "mi300x",
+    "mi300",
+    "mi100",
+    "l40s",
+    "l40",
+    "l4",
+    "a40",
+    "a30",
+    "a10",
+    "t4",
+)
 #: Sizes in GB that vendors print on the card, for the driver's byte counts are a little off them.
 _SIZES = (4, 6, 8, 10, 11, 12, 16, 20, 22, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 144, 180, 192, 256, 288)
 

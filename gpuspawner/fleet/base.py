@@ -1,0 +1,97 @@
+"""What the service needs of a fleet: where cards are, who holds them, and how to change that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from gpuspawner.card import Card
+from gpuspawner.share import GPUShare
+
+Grade = Literal["kernel", "guarded", "advisory"]
+
+
+@dataclass(frozen=True)
+class CardState:
+    """A card and the eighths (0 to 8) of it that are free now."""
+
+    card: Card
+    free_eighths: int
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A share in force for a session on certain cards."""
+
+    session: str
+    cards: tuple[Card, ...]
+    eighths_per_card: int
+    ended: bool = False
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How to start a session's first process where the fleet is this machine."""
+
+    argv_prefix: list[str]
+    env: dict[str, str]
+    home: str
+    uid: int | None
+    gid: int | None
+
+
+@dataclass(frozen=True)
+class FleetChange:
+    """Something that happened in the fleet by itself to a session."""
+
+    session: str
+    what: Literal["launched", "ended", "freed"]
+    reason: str = field(default="")
+
+
+class Fleet(Protocol):
+    """All nodes that one hub can reach. Methods may block; they are called from worker threads.
+
+    Refusals are raised as NoRoom, InUse, NotFound, Conflict; a fleet that does not answer as Unavailable.
+    """
+
+    @property
+    def grade(self) -> Grade:
+        """How strongly sessions are held to their shares."""
+        ...
+
+    def cards(self) -> list[CardState]:
+        """Every card with what is free of it now."""
+        ...
+
+    def grants(self) -> list[Grant]:
+        """Every share in force, those of ended sessions whose memory is not gone yet included."""
+        ...
+
+    def start(self, session: str, user: str, share: GPUShare) -> tuple[Grant, Launch]:
+        """Place a share and put it in force. The same answer for the same session, however often asked."""
+        ...
+
+    def resize(self, session: str, eighths: int) -> None:
+        """Change the eighths that a running session has of its card."""
+        ...
+
+    def end(self, session: str, reason: str) -> bool:
+        """End a session's processes and its share; whether its eighths are free already."""
+        ...
+
+    def alive(self, session: str) -> bool:
+        """Whether any process of the session runs."""
+        ...
+
+    def used_bytes(self, session: str) -> int | None:
+        """Card memory that the driver shows for the session; None when unknown."""
+        ...
+
+    def watch(self) -> list[FleetChange]:
+        """What happened since the last look."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the fleet; sessions run on."""
+        ...

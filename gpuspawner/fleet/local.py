@@ -1,0 +1,82 @@
+"""The fleet of one machine: its agent, in this process."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from gpuspawner.fleet.base import CardState, FleetChange, Grade, Grant, Launch
+from gpuspawner.fleet.placement import place
+from gpuspawner.node.agent import Agent
+from gpuspawner.node.records import Record
+from gpuspawner.share import GPUShare
+
+
+class LocalFleet:
+    """One machine as a fleet."""
+
+    def __init__(self, state: Path) -> None:
+        self._agent = Agent(state)
+        self._placing = threading.Lock()
+
+    @property
+    def grade(self) -> Grade:
+        """How strongly sessions are held to their shares on this machine."""
+        return self._agent.grade
+
+    def cards(self) -> list[CardState]:
+        """Every card with what is free of it now."""
+        free = self._agent.free()
+        return [CardState(card, max(0, free.get(card.uuid, 0))) for card in self._agent.cards()]
+
+    def grants(self) -> list[Grant]:
+        """Every share in force on this machine."""
+        return [self._grant(record) for record in self._agent.records()]
+
+    def start(self, session: str, user: str, share: GPUShare) -> tuple[Grant, Launch]:
+        """Place a share, put it in force, and say how to start its first process."""
+        with self._placing:
+            known = next((record for record in self._agent.records() if record.session == session), None)
+            cards = known.cards if known else place(share, self.cards())
+            started = self._agent.start(session, user, cards, share.eighths_per_card)
+        record = next(record for record in self._agent.records() if record.session == session)
+        return self._grant(record), Launch(
+            argv_prefix=started.argv_prefix,
+            env=started.env,
+            home=str(started.home),
+            uid=started.uid,
+            gid=started.uid,
+        )
+
+    def resize(self, session: str, eighths: int) -> None:
+        """Change the eighths that a running session has of its card."""
+        self._agent.resize(session, eighths)
+
+    def end(self, session: str, reason: str) -> bool:
+        """End a session's processes and its share."""
+        return self._agent.end(session, reason)
+
+    def alive(self, session: str) -> bool:
+        """Whether any process of the session runs."""
+        return self._agent.alive(session)
+
+    def used_bytes(self, session: str) -> int | None:
+        """Card memory that the driver shows for the session; None when unknown."""
+        return self._agent.used_bytes(session)
+
+    def watch(self) -> list[FleetChange]:
+        """What happened since the last look."""
+        return [FleetChange(change.session, change.what, change.reason) for change in self._agent.watch()]
+
+    def close(self) -> None:
+        """Let another process own the machine's cards; sessions run on."""
+        self._agent.close()
+
+    def _grant(self, record: Record) -> Grant:
+        cards = {card.uuid: card for card in self._agent.cards()}
+        return Grant(
+            session=record.session,
+            cards=tuple(cards[uuid] for uuid in record.cards if uuid in cards),
+            eighths_per_card=record.eighths,
+            ended=record.state == "held",
+        )

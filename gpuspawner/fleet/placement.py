@@ -1,0 +1,62 @@
+"""Which cards a new share goes to. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuspawner.errors import NoRoom, NotFound
+from gpuspawner.fleet.base import CardState
+from gpuspawner.share import GPUShare, eighths_text
+
+
+def place(share: GPUShare, cards: Sequence[CardState]) -> tuple[str, ...]:
+    """The uuids for `share`: on the fullest card that still fits it, so that whole cards stay whole.
+
+    Raises NotFound for a model that the fleet does not have, NoRoom when nothing fits now.
+    """
+    matching = [state for state in cards if state.card.is_model(share.model)]
+    if not matching:
+        models = sorted({state.card.model for state in cards})
+        raise NotFound(
+            f"No card of model {share.model!r} here. This fleet has: {', '.join(models) or 'no card'}."
+            if share.model
+            else "This fleet has no card.",
+            field="model",
+            given=share.model,
+            allowed=models,
+        )
+    need = share.eighths_per_card
+    fitting = sorted(
+        (state for state in matching if state.free_eighths >= need),
+        key=lambda state: (state.free_eighths, state.card.index, state.card.uuid),
+    )
+    if share.cards > 1:
+        # Cards of one session are of one model, whichever has enough.
+        by_model: dict[str, list[CardState]] = {}
+        for state in fitting:
+            by_model.setdefault(state.card.model, []).append(state)
+        fitting = next((group for group in by_model.values() if len(group) >= share.cards), [])
+    if len(fitting) < share.cards:
+        raise NoRoom(no_room_reason(share, matching), field="share", given=str(share))
+    return tuple(state.card.uuid for state in fitting[: share.cards])
+
+
+def places(share: GPUShare, cards: Sequence[CardState]) -> int:
+    """How many sessions could start with `share` now on these cards, all of one model."""
+    need = share.eighths_per_card
+    return sum(state.free_eighths // need for state in cards) // share.cards
+
+
+def no_room_reason(share: GPUShare, cards: Sequence[CardState]) -> str:
+    """Why `share` does not fit on these cards now, in a sentence."""
+    if share.cards > len(cards):
+        return f"There {'is' if len(cards) == 1 else 'are'} only {len(cards)} such card{'s'[: len(cards) != 1]}."
+    if share.eighths_per_card == 8:
+        free = sum(state.free_eighths == 8 for state in cards)
+        wanted = "a whole card" if share.cards == 1 else f"{share.cards} whole cards"
+        have = "no card is" if free == 0 else f"only {free} card{'s are' if free > 1 else ' is'}"
+        return f"You asked for {wanted}, and {have} wholly free now."
+    most = max(state.free_eighths for state in cards)
+    if most == 0:
+        return "All of it is in use now."
+    return f"The most that is free on one card now is {eighths_text(most)}."

@@ -1,0 +1,359 @@
+"""The node agent: applies shares on the machine with the cards, and is the last gate before them.
+
+Whatever the service believes, limits in force on a card never exceed eight eighths. Every change is
+persisted before it raises a limit and after it lowers one, so that a crash in between errs on the safe side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import sys
+import sysconfig
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import gpuspawner
+from gpuspawner.card import Card
+from gpuspawner.errors import Conflict, InUse, NoRoom, NotFound, Unavailable
+from gpuspawner.node.accounts import Account, Accounts
+from gpuspawner.node.drivers.nvml import DriverError, NVMLDriver
+from gpuspawner.node.limits import abi, launch
+from gpuspawner.node.records import Record, Records
+from gpuspawner.share import EIGHTHS_PER_CARD, GPUShare, eighths_text
+
+log = logging.getLogger(__name__)
+
+#: A session that never started a process gives its eighths back after this many seconds.
+START_TIMEOUT = 300.0
+
+
+@dataclass(frozen=True)
+class Started:
+    """How to start a session's first process: `argv_prefix` goes before its command."""
+
+    argv_prefix: list[str]
+    env: dict[str, str]
+    grade: launch.Grade
+    home: Path
+    uid: int | None
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that the agent saw by itself: a session's processes are gone, or its eighths are free again."""
+
+    session: str
+    what: Literal["launched", "ended", "freed"]
+    reason: str
+
+
+class Agent:
+    """The agent of one machine. Thread-safe; one process at a time may own `state` (a folder)."""
+
+    def __init__(
+        self,
+        state: Path,
+        driver: NVMLDriver | None = None,
+        *,
+        start_timeout: float = START_TIMEOUT,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._state = state
+        self._folder = state / "node"
+        self._sessions = self._folder / "sessions"
+        self._sessions.mkdir(mode=0o711, parents=True, exist_ok=True)
+        self._owner = _own(self._folder / "lock")
+        self._driver = driver or NVMLDriver()
+        self._start_timeout = start_timeout
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._records = Records(self._folder / "agent.sqlite")
+        # Processes that the driver showed on a session's cards, to know its leftovers when it has ended.
+        self._seen: defaultdict[str, set[int]] = defaultdict(set)
+        self._accounts = Accounts(self._records.database, state / "users")
+        self._cards = {card.uuid: card for card in self._driver.cards()}
+        self._restore()
+
+    def close(self) -> None:
+        """Let another process own the state folder."""
+        with self._lock:
+            self._records.close()
+            os.close(self._owner)
+
+    @property
+    def grade(self) -> launch.Grade:
+        """How strongly this machine can hold a session to its share."""
+        return launch.probe()
+
+    def cards(self) -> list[Card]:
+        """The cards of this machine, by index."""
+        return sorted(self._cards.values(), key=lambda card: card.index)
+
+    def free(self, without: str | None = None) -> dict[str, int]:
+        """Eighths free on each card, by uuid, as if session `without` had none."""
+        with self._lock:
+            taken = self._records.in_force(without)
+        return {uuid: EIGHTHS_PER_CARD - taken[uuid] for uuid in self._cards}
+
+    def records(self) -> list[Record]:
+        """What is in force, live and held."""
+        with self._lock:
+            return self._records.all()
+
+    def start(self, session: str, user: str, cards: tuple[str, ...], eighths: int) -> Started:
+        """Put `eighths` of each card in force for a new session, and say how to start its first process.
+
+        Asked again for the same session it gives the same answer. Raises NoRoom, NotFound (card), Conflict.
+        """
+        with self._lock:
+            record = self._records.get(session)
+            if record is None:
+                self._check_room(session, cards, eighths)
+                record = Record(session, user, cards, eighths, "live", False, self._clock())
+                self._records.put(record)
+            elif record.state == "held":
+                raise Conflict(f"Session {session} has ended.")
+            account = self._accounts.of(user)
+            self._apply(record, eighths)
+            return self._launch(record, account)
+
+    def resize(self, session: str, eighths: int) -> None:
+        """Change what a live session has of its card, in the running processes.
+
+        Raises NoRoom for a grow that the card cannot hold, InUse for a shrink below what the driver shows in
+        use, Conflict for sessions with several cards; nothing is changed then.
+        """
+        with self._lock:
+            record = self._live(session)
+            if len(record.cards) != 1:
+                raise Conflict("A session with several cards holds them whole; it cannot be resized while it runs.")
+            if eighths > record.eighths:
+                self._check_room(session, record.cards, eighths)
+                self._records.change(session, eighths=eighths)
+                self._apply(record, eighths)
+            elif eighths < record.eighths:
+                self._shrink(record, eighths)
+
+    def end(self, session: str, reason: str) -> bool:
+        """End a session: no memory from now on, its processes ended. True when its eighths are free again,
+        False while the driver still shows memory of it (then `watch` reports them freed)."""
+        with self._lock:
+            record = self._records.get(session)
+            if record is None:
+                return True
+            if record.state == "live":
+                log.info("session %s ends: %s", session, reason)
+                self._apply(record, 0)
+                self._used(record)
+                self._records.change(session, state="held", pids=tuple(sorted(self._seen.pop(session, ()))))
+        launch.end_session(self._folder_of(session), timeout=10.0)
+        return self._free_if_gone(session)
+
+    def alive(self, session: str) -> bool:
+        """Whether any process of the session is left."""
+        return launch.session_alive(self._folder_of(session))
+
+    def used_bytes(self, session: str) -> int | None:
+        """Card memory that the driver shows for the session's processes; None when it cannot say."""
+        with self._lock:
+            record = self._records.get(session)
+        return None if record is None else self._used(record)
+
+    def watch(self) -> list[Change]:
+        """One look at all sessions. Ends those whose processes are gone or never came, frees what is free."""
+        changes: list[Change] = []
+        for record in self.records():
+            alive = self.alive(record.session)
+            if record.state == "live":
+                if alive:
+                    self._used(record)
+                if alive and not record.launched:
+                    with self._lock:
+                        self._records.change(record.session, launched=True)
+                    changes.append(Change(record.session, "launched", "its first process runs"))
+                reason = self._over(record, alive)
+                if reason is None:
+                    continue
+                self.end(record.session, reason)
+                changes.append(Change(record.session, "ended", reason))
+            if self._free_if_gone(record.session):
+                changes.append(Change(record.session, "freed", "the driver shows none of its memory left"))
+        return changes
+
+    def _over(self, record: Record, alive: bool) -> str | None:
+        if alive:
+            return None
+        if record.launched:
+            return "its last process ended"
+        if self._clock() - record.created > self._start_timeout:
+            return f"no process of it started within {self._start_timeout:.0f} s"
+        return None
+
+    def _live(self, session: str) -> Record:
+        record = self._records.get(session)
+        if record is None or record.state != "live":
+            raise NotFound(f"Session {session} has no share on this machine.")
+        return record
+
+    def _check_room(self, session: str, cards: tuple[str, ...], eighths: int) -> None:
+        free = self.free(without=session)
+        for uuid in cards:
+            if uuid not in free:
+                raise NotFound(f"There is no card {uuid} on this machine.", field="card", given=uuid)
+            if eighths > free[uuid]:
+                others = "beside this session " if self._records.get(session) else ""
+                raise NoRoom(
+                    f"Only {eighths_text(free[uuid])} of the card is free {others}now, "
+                    f"so {eighths_text(eighths)} does not fit.".replace("Only nothing", "Nothing"),
+                    free_eighths=free[uuid],
+                )
+
+    def _shrink(self, record: Record, eighths: int) -> None:
+        allowed = GPUShare(eighths).memory_bytes(self._cards[record.cards[0]].memory_bytes)
+        self._apply(record, eighths)
+        try:
+            used = self._used(record)
+            if used is None:
+                raise Unavailable("The driver does not say how much memory is in use, so nothing was changed.")
+            if used > allowed:
+                raise InUse(
+                    f"Free {used - allowed:,} bytes ({_gib_up(used - allowed)}) first: {_gib_up(used)} are in use and "
+                    f"{eighths_text(eighths)} of the card allows {allowed / 2**30:.2f} GiB. Nothing was changed.",
+                    need_to_free_bytes=used - allowed,
+                    used_bytes=used,
+                    allowed_bytes=allowed,
+                )
+        except Exception:
+            self._apply(record, record.eighths)
+            raise
+        self._records.change(record.session, eighths=eighths)
+
+    def _apply(self, record: Record, eighths: int) -> None:
+        limits = []
+        for uuid in record.cards:
+            card = self._cards.get(uuid)
+            if card is None:
+                continue
+            allowed = GPUShare(eighths).memory_bytes(card.memory_bytes) if eighths else 0
+            limits.append(abi.CardLimit(uuid=uuid, eighths=eighths, memory_bytes=allowed))
+        folder = self._folder_of(record.session)
+        for part in (folder, folder / "limit"):
+            part.mkdir(mode=0o755, exist_ok=True)
+        abi.write_limits(folder / "limit" / "limit", limits)
+
+    def _launch(self, record: Record, account: Account) -> Started:
+        if self._driver.cuda_library is None or self._driver.nvml_library is None:
+            raise DriverError("The card driver's libraries (libcuda.so.1, libnvidia-ml.so.1) were not found.")
+        simulated_socket = os.environ.get("GPUSPAWNER_SIM_SOCKET")
+        plan = launch.SessionPlan(
+            session_dir=self._folder_of(record.session),
+            home=account.home,
+            uid=account.uid,
+            gid=account.uid,
+            user_name=account.name,
+            driver=launch.DriverFiles(
+                cuda=self._driver.cuda_library,
+                nvml=self._driver.nvml_library,
+                extra=[Path(simulated_socket)] if simulated_socket else [],
+            ),
+            expose=_program_folders(),
+            hide=[self._state],
+        )
+        prepared = launch.prepare(plan)
+        env = {**prepared.env, "CUDA_VISIBLE_DEVICES": ",".join(record.cards)}
+        return Started(prepared.argv_prefix, env, prepared.grade, account.home, account.uid)
+
+    def _used(self, record: Record) -> int | None:
+        """Bytes that the driver shows for the session, those of processes that have just ended included."""
+        living = launch.session_pids(self._folder_of(record.session))
+        total = 0
+        for uuid in record.cards:
+            try:
+                by_process = self._driver.used_bytes(uuid)
+            except DriverError as error:
+                log.warning("%s", error)
+                return None
+            if record.state == "live":
+                self._seen[record.session].update(living & by_process.keys())
+            leftovers = {pid for pid in record.pids if pid in by_process and not _runs(pid)}
+            for pid in (living & by_process.keys()) | leftovers:
+                used = by_process[pid]
+                if used is None:
+                    return None
+                total += used
+        return total
+
+    def _free_if_gone(self, session: str) -> bool:
+        record = self._records.get(session)
+        if record is None:
+            return True
+        if record.state == "live" or self.alive(session) or self._used(record) != 0:
+            return False
+        with self._lock:
+            self._records.remove(session)
+            shutil.rmtree(self._folder_of(session), ignore_errors=True)
+        return True
+
+    def _restore(self) -> None:
+        """After a restart every limit is written again: what is in force, or nothing for ended sessions."""
+        with self._lock:
+            for record in self._records.all():
+                if self._folder_of(record.session).is_dir():
+                    self._apply(record, record.eighths if record.state == "live" else 0)
+            known = {record.session for record in self._records.all()}
+            for folder in self._sessions.iterdir():
+                if folder.name not in known and not launch.session_alive(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _folder_of(self, session: str) -> Path:
+        return self._sessions / session
+
+
+def _own(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise Unavailable(f"Another agent is running on {path.parent}.") from None
+    return descriptor
+
+
+def _program_folders() -> list[Path]:
+    """What a session must be able to read for its server and kernels to start."""
+    folders = {Path(sys.prefix), Path(sys.base_prefix), Path(gpuspawner.__file__).parent}
+    folders.update(Path(path) for path in sysconfig.get_paths().values() if Path(path).is_dir())
+    return sorted(folder.resolve() for folder in folders)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process with this id runs; a zombie no longer does."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def _gib_up(size: int) -> str:
+    """Bytes as GiB, rounded up, so that freeing the amount shown is always enough."""
+    return f"{-(-size * 100 // 2**30) / 100:.2f} GiB"
+
+
+@contextlib.contextmanager
+def running_agent(state: Path) -> Iterator[Agent]:
+    """An agent that is closed at the end."""
+    agent = Agent(state)
+    try:
+        yield agent
+    finally:
+        agent.close()

@@ -1,0 +1,122 @@
+"""The agent's own record of what is in force on this machine's cards, on disk before it is applied."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+State = Literal["live", "held"]
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS records (
+    session TEXT PRIMARY KEY,
+    user TEXT NOT NULL,
+    cards TEXT NOT NULL,
+    eighths INTEGER NOT NULL CHECK (eighths BETWEEN 1 AND 8),
+    state TEXT NOT NULL CHECK (state IN ('live', 'held')),
+    launched INTEGER NOT NULL,
+    created REAL NOT NULL,
+    pids TEXT NOT NULL DEFAULT '[]'
+)
+"""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a session has in force: `eighths` (1 to 8) on each of `cards` (uuids).
+
+    `held`: the session has ended, but the driver still shows memory of it, so that its eighths are not free.
+    `launched`: a process of it was seen. `created` is in seconds since the epoch. `pids`: processes that
+    the driver had shown for it when it ended.
+    """
+
+    session: str
+    user: str
+    cards: tuple[str, ...]
+    eighths: int
+    state: State
+    launched: bool
+    created: float
+    pids: tuple[int, ...] = ()
+
+
+class Records:
+    """All records, in memory and in SQLite. Each change is on disk when the method returns.
+
+    The caller serialises access.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.database = sqlite3.connect(path, check_same_thread=False)
+        self.database.execute("PRAGMA journal_mode = WAL")
+        self.database.execute("PRAGMA synchronous = FULL")
+        self.database.execute(_SCHEMA)
+        self._records: dict[str, Record] = {}
+        columns = "session, user, cards, eighths, state, launched, created, pids"
+        for row in self.database.execute(f"SELECT {columns} FROM records"):
+            session, user, cards, eighths, state, launched, created, pids = row
+            self._records[session] = Record(
+                session,
+                user,
+                tuple(json.loads(cards)),
+                eighths,
+                state,
+                bool(launched),
+                created,
+                tuple(json.loads(pids)),
+            )
+
+    def get(self, session: str) -> Record | None:
+        """The record of a session, if there is one."""
+        return self._records.get(session)
+
+    def all(self) -> list[Record]:
+        """Every record, live and held."""
+        return list(self._records.values())
+
+    def put(self, record: Record) -> None:
+        """Write a record, new or changed."""
+        with self.database:
+            self.database.execute(
+                "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    record.session,
+                    record.user,
+                    json.dumps(record.cards),
+                    record.eighths,
+                    record.state,
+                    int(record.launched),
+                    record.created,
+                    json.dumps(record.pids),
+                ),
+            )
+        self._records[record.session] = record
+
+    def change(self, session: str, **changes: object) -> Record:
+        """Write a record with some fields changed."""
+        record = replace(self._records[session], **changes)  # type: ignore[arg-type]
+        self.put(record)
+        return record
+
+    def remove(self, session: str) -> None:
+        """Drop a record: its eighths are free."""
+        with self.database:
+            self.database.execute("DELETE FROM records WHERE session = ?", (session,))
+        self._records.pop(session, None)
+
+    def in_force(self, without: str | None = None) -> Counter[str]:
+        """Eighths taken on each card, by uuid, leaving one session out of the sum."""
+        taken: Counter[str] = Counter()
+        for record in self._records.values():
+            if record.session != without:
+                for card in record.cards:
+                    taken[card] += record.eighths
+        return taken
+
+    def close(self) -> None:
+        """Close the database."""
+        self.database.close()

@@ -1,0 +1,53 @@
+"""Runs the service: `python -m gpuspawner.service`.
+
+Settings come from the environment, secrets from the state directory.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import uvicorn
+from jupyterhub.services.auth import HubAuth
+
+from gpuspawner.errors import GPUSpawnerError
+from gpuspawner.fleet.local import LocalFleet
+from gpuspawner.service.app import create_app
+from gpuspawner.service.auth import TOKEN_CACHE_SECONDS, Authenticator
+from gpuspawner.service.database import open_database
+from gpuspawner.service.sessions import SessionService
+from gpuspawner.service.store import Store
+from gpuspawner.service.tariff import Tariff
+from gpuspawner.supervisor.state import Ports, State
+
+
+def main() -> int:
+    """Serve until SIGTERM or SIGINT."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # httpx logs every request's address, of which this service makes none that a person would want to read.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    os.umask(0o022)
+    try:
+        state, ports = State.from_env(), Ports.from_env()
+        token = state.secret("service_token")
+        folder = state.root / "service"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        tariff = Tariff()
+        url = os.environ.get("GPUSPAWNER_DATABASE_URL") or f"sqlite:///{folder / 'service.sqlite'}"
+        store = Store(open_database(url), tariff)
+        sessions = SessionService(LocalFleet(state.root), store)
+    except (GPUSpawnerError, OSError) as error:
+        print(f"gpuspawner service: {error}", file=sys.stderr)
+        return 1
+    hub_auth = HubAuth(
+        api_token=token, api_url=ports.url(ports.hub, f"{ports.base_url}hub/api"), cache_max_age=TOKEN_CACHE_SECONDS
+    )
+    app = create_app(sessions, Authenticator(hub_auth, token), tariff, ports.service_prefix)
+    uvicorn.run(app, host="127.0.0.1", port=ports.service, log_level="info", access_log=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""The REST API: FastAPI over SessionService, authorised by JupyterHub's tokens and scopes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gpuspawner import __version__
+from gpuspawner.errors import GPUSpawnerError, InvalidInput, NotAllowed, NotFound, shorten
+from gpuspawner.service import schemas, views
+from gpuspawner.service.auth import Authenticator, Principal
+from gpuspawner.service.sessions import SessionService, Watcher
+from gpuspawner.service.tables import SessionRow
+from gpuspawner.service.tariff import Tariff
+from gpuspawner.share import GPUShare
+
+log = logging.getLogger(__name__)
+
+#: Larger than any request of this API by far.
+MAX_BODY_BYTES = 64 * 1024
+
+
+def create_app(sessions: SessionService, authenticator: Authenticator, tariff: Tariff, prefix: str = "/") -> FastAPI:
+    """The service as an ASGI app below `prefix`. It watches the fleet while it runs."""
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        watcher = Watcher(sessions)
+        watcher.start()
+        yield
+        await run_in_threadpool(watcher.stop)
+        await run_in_threadpool(sessions.fleet.close)
+
+    api = f"{prefix.rstrip('/')}/api/v1"
+    app = FastAPI(
+        title="gpuspawner",
+        version=__version__,
+        lifespan=lifespan,
+        openapi_url=f"{api}/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.add_middleware(LimitBody)
+    _add_error_handlers(app)
+    app.include_router(_router(sessions, authenticator, tariff), prefix=api, responses=_ERRORS)
+    return app
+
+
+_ERRORS: dict[int | str, dict[str, object]] = {
+    status: {"model": schemas.Error} for status in (401, 403, 404, 409, 422, 503)
+}
+
+
+def _router(sessions: SessionService, authenticator: Authenticator, tariff: Tariff) -> APIRouter:
+    router = APIRouter()
+
+    async def principal(authorization: Annotated[str | None, Header()] = None) -> Principal:
+        return await authenticator.principal(authorization)
+
+    Caller = Annotated[Principal, Depends(principal)]
+
+    def visible(caller: Principal, session: str) -> SessionRow:
+        row = sessions.store.session(session) if len(session) <= 32 else None
+        if row is None or not caller.may("read", row.user, row.server):
+            raise NotFound("There is no such session, or you may not see it.", field="session", given=session)
+        return row
+
+    def shown(row: SessionRow) -> schemas.Session:
+        fresh = sessions.store.session(row.id) or row
+        return views.session(fresh, sessions.fleet, tariff)
+
+    @router.get("/health")
+    def health() -> schemas.Health:
+        """Whether the service answers. Needs no token."""
+        return schemas.Health(status="ok", version=__version__, cards=len(sessions.fleet.cards()))
+
+    @router.get("/offers")
+    def offers(caller: Caller) -> schemas.Offers:
+        """The shares that exist here, and which of them could be started now."""
+        if not caller.may("read"):
+            raise NotAllowed("Your token lacks the scope custom:gpuspawner:read.")
+        return views.offers(sessions.fleet, tariff)
+
+    @router.get("/sessions")
+    def list_sessions(
+        caller: Caller,
+        user: Annotated[str | None, Query(max_length=255)] = None,
+        server: Annotated[str | None, Query(max_length=255)] = None,
+        ended: bool = False,
+    ) -> schemas.Sessions:
+        """The sessions that the caller may see, newest first; without those that have ended, unless asked for."""
+        states = () if ended else ("starting", "running", "ending")
+        rows = sessions.store.sessions(user, server, states)
+        return schemas.Sessions(sessions=[shown(row) for row in rows if caller.may("read", row.user, row.server)])
+
+    @router.post("/sessions", status_code=201)
+    def start(body: schemas.SessionRequest, caller: Caller, response: Response) -> schemas.Started:
+        """Start a session for a user's server. Only the hub may ask."""
+        if not caller.hub:
+            raise NotAllowed("Only the hub starts sessions. Start a server in JupyterHub.")
+        share = _share(body.share, body.model)
+        row, launch, new = sessions.start(body.user, body.server, share, actor="hub")
+        response.status_code = 201 if new else 200
+        return schemas.Started(
+            session=shown(row),
+            launch=schemas.LaunchInfo(
+                argv_prefix=launch.argv_prefix,
+                env=launch.env,
+                home=launch.home,
+                uid=launch.uid,
+                gid=launch.gid,
+            ),
+        )
+
+    @router.get("/sessions/{session}")
+    def get_session(session: str, caller: Caller) -> schemas.Session:
+        """One session."""
+        return shown(visible(caller, session))
+
+    @router.patch("/sessions/{session}")
+    def resize(session: str, body: schemas.ResizeRequest, caller: Caller, request: Request) -> schemas.Resized:
+        """Change a running session's share. Refused whole with 409 when it does not fit; nothing is changed then."""
+        row = visible(caller, session)
+        if not caller.may("resize", row.user, row.server):
+            raise NotAllowed("Your token lacks the scope custom:gpuspawner:resize for this session.")
+        sessions.resize(row.id, _share(body.share), actor=caller.name)
+        applied = (time.perf_counter() - request.scope["gpuspawner.arrived"]) * 1000
+        return schemas.Resized(session=shown(row), applied_ms=round(applied, 3))
+
+    @router.delete("/sessions/{session}")
+    def end(session: str, caller: Caller) -> schemas.Session:
+        """End a session, its processes included. The hub and administrators only: users stop their server."""
+        row = visible(caller, session)
+        if not caller.may("admin"):
+            raise NotAllowed("Stop the server in JupyterHub to end its session.")
+        sessions.end(row.id, caller.name, "the server was stopped" if caller.hub else f"ended by {caller.name}")
+        return shown(row)
+
+    @router.get("/events")
+    def events(
+        caller: Caller,
+        session: Annotated[str | None, Query(max_length=32)] = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> schemas.Events:
+        """Ledger rows, newest first: of one session, or for administrators of all."""
+        if session is not None:
+            visible(caller, session)
+        elif not caller.may("admin"):
+            raise NotAllowed("Name a session of yours: events?session=ID.")
+        return schemas.Events(events=[views.entry(row) for row in sessions.store.ledger(session, limit)])
+
+    return router
+
+
+def _share(share: object, model: object = None) -> GPUShare:
+    parsed = GPUShare.parse(share)
+    if model is None:
+        return parsed
+    if type(model) is not str:
+        raise InvalidInput("model: must be text.", field="model", given=model, allowed="a card model's name")
+    if parsed.model not in (None, model):
+        raise InvalidInput("model: the share names another model.", field="model", given=model, allowed=parsed.model)
+    return GPUShare(parsed.eighths, model)
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    async def refused(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, GPUSpawnerError)
+        return JSONResponse({"error": error.as_dict()}, error.status)
+
+    async def malformed(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        # ("body", "share") -> share; for a body that is no JSON at all the place is a position in it.
+        field = ".".join(str(part)[:40] for part in first["loc"][1:] if isinstance(part, str)) or "body"
+        problem = InvalidInput(f"{field}: {first['msg']}.", field=field, given=shorten(first.get("input")))
+        return JSONResponse({"error": problem.as_dict()}, problem.status)
+
+    async def http(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        body = {"code": f"http_{error.status_code}", "message": f"{error.detail}.", "field": None}
+        return JSONResponse({"error": body}, error.status_code, headers=error.headers)
+
+    app.add_exception_handler(GPUSpawnerError, refused)
+    app.add_exception_handler(RequestValidationError, malformed)
+    app.add_exception_handler(HTTPException, http)
+
+
+class LimitBody:
+    """Notes when a request arrived, and refuses bodies over MAX_BODY_BYTES with 413 before they are read whole."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on with its body, if it is small enough."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope["gpuspawner.arrived"] = time.perf_counter()
+        body = b""
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return
+            body += message.get("body", b"")
+            if len(body) > MAX_BODY_BYTES:
+                too_large = InvalidInput(f"body: more than {MAX_BODY_BYTES} bytes.", code="too_large", field="body")
+                await JSONResponse({"error": too_large.as_dict()}, 413)(scope, receive, send)
+                return
+            if not message.get("more_body"):
+                break
+        sent = False
+
+        async def replay() -> dict[str, object]:
+            nonlocal sent
+            if sent:
+                return dict(await receive())
+            sent = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, replay, send)

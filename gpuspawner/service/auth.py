@@ -1,0 +1,71 @@
+"""Who is asking, and what they may do: JupyterHub's tokens and its scopes."""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jupyterhub.services.auth import HubAuth
+from tornado.web import HTTPError
+
+from gpuspawner.errors import GPUSpawnerError, Unavailable
+
+Action = Literal["read", "resize", "admin"]
+PREFIX = "custom:gpuspawner:"
+#: Seconds for which the hub's answer about a token is believed: how long a revoked token still works here.
+TOKEN_CACHE_SECONDS = 10
+
+
+class NotSignedIn(GPUSpawnerError):
+    """No valid token came with the request (401)."""
+
+    code = "not_signed_in"
+    status = 401
+
+
+@dataclass(frozen=True)
+class Principal:
+    """Someone with a name (for the ledger) and JupyterHub scopes. `hub` is the hub itself, who may do all."""
+
+    name: str
+    scopes: frozenset[str] = frozenset()
+    hub: bool = False
+
+    def may(self, action: Action, user: str | None = None, server: str | None = None) -> bool:
+        """Whether it may do `action` to a user's server; with no user named, whether to anything at all."""
+        if self.hub or f"{PREFIX}admin" in self.scopes:
+            return True
+        for scope in self.scopes:
+            name, _, narrowed = scope.partition("!")
+            if name != f"{PREFIX}{action}":
+                continue
+            if user is None or not narrowed:
+                return True
+            if narrowed == f"user={user}" or (server is not None and narrowed == f"server={user}/{server}"):
+                return True
+        return False
+
+
+class Authenticator:
+    """Turns an Authorization header into a Principal by asking the hub."""
+
+    def __init__(self, hub_auth: HubAuth, service_token: str) -> None:
+        self._hub_auth = hub_auth
+        self._service_token = service_token.encode()
+
+    async def principal(self, authorization: str | None) -> Principal:
+        """The caller. Raises NotSignedIn, or Unavailable when the hub does not answer."""
+        kind, _, token = (authorization or "").partition(" ")
+        token = token.strip()
+        if kind.lower() not in ("bearer", "token") or not token or not token.isascii() or len(token) > 1024:
+            raise NotSignedIn("Send a JupyterHub token in the Authorization header: 'Bearer <token>'.")
+        if hmac.compare_digest(token.encode(), self._service_token):
+            return Principal("hub", hub=True)
+        try:
+            model: dict[str, Any] | None = await self._hub_auth.user_for_token(token, sync=False)
+        except HTTPError as error:
+            raise Unavailable("JupyterHub does not answer, so the token cannot be checked now.") from error
+        if not model:
+            raise NotSignedIn("JupyterHub does not know this token, or it has expired.")
+        return Principal(str(model["name"]), frozenset(model.get("scopes") or ()))

@@ -1,0 +1,33 @@
+"""The service's database: SQLite by default, PostgreSQL by URL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.engine import make_url
+
+
+def open_database(url: str) -> Engine:
+    """The engine for a SQLAlchemy URL, its tables made or brought up to date."""
+    engine = create_engine(url, pool_pre_ping=True)
+    if make_url(url).get_backend_name() == "sqlite":
+        event.listen(engine, "connect", _durable_sqlite)
+    config = Config()
+    config.set_main_option("script_location", "gpuspawner.service:migrations")
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+    return engine
+
+
+def _durable_sqlite(connection: Any, _record: Any) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode = WAL")
+    # A ledger row that was answered for must be there after a power cut.
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.execute("PRAGMA busy_timeout = 10000")
+    cursor.close()

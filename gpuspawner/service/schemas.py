@@ -1,0 +1,179 @@
+"""The REST API's bodies. Bytes are bytes, prices decimal text per hour; unknown is null."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictStr
+
+Grade = Literal["kernel", "guarded", "advisory"]
+SessionState = Literal["starting", "running", "ending", "ended"]
+
+
+class Strict(BaseModel):
+    """A request body: unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class SessionRequest(Strict):
+    """A new session for a user's server. `share` is checked by GPUShare."""
+
+    user: StrictStr = Field(min_length=1, max_length=255)
+    server: StrictStr = Field(default="", max_length=255)
+    share: Any
+    model: Any = None
+
+
+class ResizeRequest(Strict):
+    """Another share for a running session."""
+
+    share: Any
+
+
+class Offer(BaseModel):
+    """A share that could be started, and whether it can be now."""
+
+    share: str
+    model: str
+    model_name: str
+    eighths: int
+    cards: int
+    memory_bytes: int = Field(description="on each of its cards")
+    price_per_hour: str
+    available: bool
+    free_places: int = Field(description="how many sessions could start with it now")
+    reason: str | None = Field(description="why it is not available")
+    default: bool
+
+
+class Offers(BaseModel):
+    """Everything that can be started here."""
+
+    simulated: bool
+    grade: Grade
+    currency: str
+    offers: list[Offer]
+
+
+class CardInfo(BaseModel):
+    """A card as a session sees it."""
+
+    uuid: str
+    index: int
+    name: str
+
+
+class ResizeOption(BaseModel):
+    """A share that a session could change to."""
+
+    share: str
+    memory_bytes: int
+    price_per_hour: str
+    available: bool
+    reason: str | None
+    current: bool
+
+
+class Session(BaseModel):
+    """A session and its share. `memory_bytes` is what it may use on each card."""
+
+    id: str
+    user: str
+    server: str
+    state: SessionState
+    share: str
+    eighths: int
+    model: str
+    cards: list[CardInfo]
+    memory_bytes: int
+    memory_used_bytes: int | None
+    price_per_hour: str
+    currency: str
+    grade: Grade
+    simulated: bool
+    created: str
+    ended: str | None
+    end_reason: str | None
+    resizable: bool
+    options: list[ResizeOption]
+
+
+class LaunchInfo(BaseModel):
+    """How the spawner starts the session's first process."""
+
+    argv_prefix: list[str]
+    env: dict[str, str]
+    home: str
+    uid: int | None
+    gid: int | None
+
+
+class Started(BaseModel):
+    """A new session and how to start it."""
+
+    session: Session
+    launch: LaunchInfo
+
+
+class Resized(BaseModel):
+    """A resized session; `applied_ms` from the request's arrival to the new limit in force."""
+
+    session: Session
+    applied_ms: float
+
+
+class Sessions(BaseModel):
+    """A list of sessions."""
+
+    sessions: list[Session]
+
+
+class LedgerEntry(BaseModel):
+    """One ledger row."""
+
+    id: int
+    at: str
+    session: str
+    user: str
+    server: str
+    kind: Literal["start", "resize", "end", "free"]
+    model: str
+    cards: list[str]
+    eighths: int
+    price_per_hour: str
+    currency: str
+    actor: str
+    reason: str
+
+
+class Events(BaseModel):
+    """Ledger rows, newest first."""
+
+    events: list[LedgerEntry]
+
+
+class Health(BaseModel):
+    """Whether the service answers, and how many cards it has."""
+
+    status: Literal["ok"]
+    version: str
+    cards: int
+
+
+class ErrorBody(BaseModel):
+    """What went wrong: a stable code, one plain sentence, and where it applies the field."""
+
+    model_config = ConfigDict(extra="allow")
+
+    code: str
+    message: str
+    field: str | None = None
+    given: Any = None
+    allowed: Any = None
+
+
+class Error(BaseModel):
+    """The body of every 4xx and 5xx answer."""
+
+    error: ErrorBody

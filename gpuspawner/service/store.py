@@ -1,0 +1,129 @@
+"""Reads and writes of sessions and ledger rows. Each write is one transaction."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session as Transaction
+
+from gpuspawner.fleet.base import Grant
+from gpuspawner.service.tables import LedgerRow, SessionRow
+from gpuspawner.service.tariff import Tariff
+from gpuspawner.share import GPUShare
+
+Kind = Literal["start", "resize", "end", "free"]
+LIVE = ("starting", "running")
+
+
+def now_ms() -> int:
+    """Milliseconds since the epoch, UTC."""
+    return time.time_ns() // 1_000_000
+
+
+class Store:
+    """The service's memory. Thread-safe; rows handed out are detached copies."""
+
+    def __init__(self, engine: Engine, tariff: Tariff) -> None:
+        self._engine = engine
+        self._tariff = tariff
+
+    def session(self, session: str) -> SessionRow | None:
+        """A session by id."""
+        with Transaction(self._engine, expire_on_commit=False) as transaction:
+            return transaction.get(SessionRow, session)
+
+    def live(self, user: str, server: str) -> SessionRow | None:
+        """The session of a user's server that is starting or running."""
+        rows = self.sessions(user=user, server=server, states=LIVE)
+        return rows[0] if rows else None
+
+    def sessions(
+        self, user: str | None = None, server: str | None = None, states: Sequence[str] = ()
+    ) -> list[SessionRow]:
+        """Sessions, newest first."""
+        query = select(SessionRow).order_by(SessionRow.created_ms.desc(), SessionRow.id)
+        if user is not None:
+            query = query.where(SessionRow.user == user)
+        if server is not None:
+            query = query.where(SessionRow.server == server)
+        if states:
+            query = query.where(SessionRow.state.in_(states))
+        with Transaction(self._engine, expire_on_commit=False) as transaction:
+            return list(transaction.scalars(query))
+
+    def ledger(self, session: str | None = None, limit: int = 100) -> list[LedgerRow]:
+        """Ledger rows, newest first."""
+        query = select(LedgerRow).order_by(LedgerRow.id.desc()).limit(limit)
+        if session is not None:
+            query = query.where(LedgerRow.session == session)
+        with Transaction(self._engine, expire_on_commit=False) as transaction:
+            return list(transaction.scalars(query))
+
+    def started(self, grant: Grant, user: str, server: str, share: GPUShare, actor: str) -> SessionRow:
+        """Write down a new session with its first ledger row."""
+        at = now_ms()
+        row = SessionRow(
+            id=grant.session,
+            user=user,
+            server=server,
+            state="starting",
+            share=share.amount,
+            model=grant.cards[0].model,
+            cards=json.dumps([card.uuid for card in grant.cards]),
+            created_ms=at,
+        )
+        with Transaction(self._engine, expire_on_commit=False) as transaction, transaction.begin():
+            transaction.add(row)
+            transaction.add(self._entry(row, "start", share.eighths, at, actor, "started"))
+        return row
+
+    def running(self, session: str) -> None:
+        """A session's first process was seen."""
+        with Transaction(self._engine) as transaction, transaction.begin():
+            row = transaction.get(SessionRow, session)
+            if row is not None and row.state == "starting":
+                row.state = "running"
+
+    def resized(self, session: str, share: GPUShare, actor: str, reason: str) -> None:
+        """A session holds another share from now on."""
+        with Transaction(self._engine) as transaction, transaction.begin():
+            row = transaction.get_one(SessionRow, session)
+            row.share = share.amount
+            transaction.add(self._entry(row, "resize", share.eighths, now_ms(), actor, reason))
+
+    def ended(self, session: str, freed: bool, actor: str, reason: str) -> None:
+        """A session's use has ended, and where `freed`, its eighths are free again. Safe to repeat."""
+        at = now_ms()
+        with Transaction(self._engine) as transaction, transaction.begin():
+            row = transaction.get(SessionRow, session)
+            if row is None or row.state == "ended":
+                return
+            if row.state in LIVE:
+                row.state = "ending"
+                row.ended_ms = at
+                row.end_reason = reason
+                transaction.add(self._entry(row, "end", 0, at, actor, reason))
+            if freed:
+                row.state = "ended"
+                transaction.add(self._entry(row, "free", 0, at, "node", "none of its memory left on the card"))
+
+    def _entry(self, row: SessionRow, kind: Kind, eighths: int, at: int, actor: str, reason: str) -> LedgerRow:
+        price = self._tariff.price_micros(GPUShare(eighths), row.model) if eighths else 0
+        return LedgerRow(
+            at_ms=at,
+            session=row.id,
+            user=row.user,
+            server=row.server,
+            kind=kind,
+            model=row.model,
+            cards=row.cards,
+            eighths=eighths,
+            price_micros=price,
+            currency=self._tariff.currency,
+            actor=actor,
+            reason=reason,
+        )

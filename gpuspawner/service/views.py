@@ -1,0 +1,130 @@
+"""What the REST API shows of cards, sessions and ledger rows."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+from gpuspawner.card import Card
+from gpuspawner.fleet.base import CardState, Fleet, Grant
+from gpuspawner.fleet.placement import no_room_reason, places
+from gpuspawner.service import schemas
+from gpuspawner.service.store import LIVE
+from gpuspawner.service.tables import LedgerRow, SessionRow
+from gpuspawner.service.tariff import Tariff, money
+from gpuspawner.share import EIGHTHS_PER_CARD, FRACTIONS, GPUShare, eighths_text
+
+DEFAULT_SHARE = GPUShare(2)
+
+
+def iso(milliseconds: int) -> str:
+    """Milliseconds since the epoch as ISO 8601, UTC."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def offers(fleet: Fleet, tariff: Tariff) -> schemas.Offers:
+    """All shares of all models that the fleet has now."""
+    by_model: dict[str, list[CardState]] = {}
+    states = fleet.cards()
+    for state in states:
+        by_model.setdefault(state.card.model, []).append(state)
+    found = []
+    for model, cards in sorted(by_model.items()):
+        several = [EIGHTHS_PER_CARD * count for count in range(2, len(cards) + 1)]
+        for eighths in (*FRACTIONS, *several):
+            share = GPUShare(eighths)
+            free = places(share, cards)
+            found.append(
+                schemas.Offer(
+                    share=share.amount,
+                    model=model,
+                    model_name=cards[0].card.name,
+                    eighths=eighths,
+                    cards=share.cards,
+                    memory_bytes=share.memory_bytes(min(state.card.memory_bytes for state in cards)),
+                    price_per_hour=tariff.price(share, model),
+                    available=free > 0,
+                    free_places=free,
+                    reason=None if free else no_room_reason(share, cards),
+                    default=False,
+                )
+            )
+    default = next((offer for offer in found if offer.available and offer.eighths == DEFAULT_SHARE.eighths), None)
+    default = default or next((offer for offer in found if offer.available), None)
+    if default is not None:
+        default.default = True
+    return schemas.Offers(
+        simulated=any(state.card.simulated for state in states),
+        grade=fleet.grade,
+        currency=tariff.currency,
+        offers=found,
+    )
+
+
+def session(row: SessionRow, fleet: Fleet, tariff: Tariff) -> schemas.Session:
+    """A session as the API shows it."""
+    grant = next((grant for grant in fleet.grants() if grant.session == row.id), None)
+    states = {state.card.uuid: state for state in fleet.cards()}
+    cards = [states[uuid].card for uuid in json.loads(row.cards) if uuid in states]
+    share = GPUShare.parse(row.share)
+    live = grant is not None and not grant.ended and row.state in LIVE
+    return schemas.Session(
+        id=row.id,
+        user=row.user,
+        server=row.server,
+        state=row.state,
+        share=share.amount,
+        eighths=share.eighths,
+        model=row.model,
+        cards=[schemas.CardInfo(uuid=card.uuid, index=card.index, name=card.name) for card in cards],
+        memory_bytes=share.memory_bytes(cards[0].memory_bytes) if live and cards else 0,
+        memory_used_bytes=fleet.used_bytes(row.id) if grant else 0,
+        price_per_hour=tariff.price(share, row.model),
+        currency=tariff.currency,
+        grade=fleet.grade,
+        simulated=any(card.simulated for card in cards),
+        created=iso(row.created_ms),
+        ended=None if row.ended_ms is None else iso(row.ended_ms),
+        end_reason=row.end_reason,
+        resizable=live and share.cards == 1,
+        options=_options(grant, states[cards[0].uuid], share, tariff) if grant and live and share.cards == 1 else [],
+    )
+
+
+def _options(grant: Grant, state: CardState, current: GPUShare, tariff: Tariff) -> list[schemas.ResizeOption]:
+    free = state.free_eighths + grant.eighths_per_card
+    card: Card = state.card
+    found = []
+    for eighths in FRACTIONS:
+        share = GPUShare(eighths)
+        fits = eighths <= free
+        found.append(
+            schemas.ResizeOption(
+                share=share.amount,
+                memory_bytes=share.memory_bytes(card.memory_bytes),
+                price_per_hour=tariff.price(share, card.model),
+                available=fits,
+                reason=None if fits else f"Others hold {eighths_text(EIGHTHS_PER_CARD - free)} of this card.",
+                current=eighths == current.eighths,
+            )
+        )
+    return found
+
+
+def entry(row: LedgerRow) -> schemas.LedgerEntry:
+    """A ledger row as the API shows it."""
+    return schemas.LedgerEntry(
+        id=row.id,
+        at=iso(row.at_ms),
+        session=row.session,
+        user=row.user,
+        server=row.server,
+        kind=row.kind,
+        model=row.model,
+        cards=json.loads(row.cards),
+        eighths=row.eighths,
+        price_per_hour=money(row.price_micros),
+        currency=row.currency,
+        actor=row.actor,
+        reason=row.reason,
+    )
