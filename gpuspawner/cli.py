@@ -12,7 +12,7 @@ from typing import Any
 
 from gpuspawner import __version__
 from gpuspawner.errors import GPUSpawnerError
-from gpuspawner.supervisor.state import Ports, State
+from gpuspawner.state import Settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,12 +59,12 @@ def _status(as_json: bool) -> int:
 
 
 def _get(path: str) -> Any:
-    ports = Ports.from_env()
+    settings = Settings.from_env()
     try:
-        token = State.from_env().secret("service_token")
+        token = settings.secret("service_token")
     except FileNotFoundError as error:
         raise OSError("it was never started") from error
-    request = urllib.request.Request(f"{ports.service_api_url}/{path}", headers={"Authorization": f"Bearer {token}"})
+    request = urllib.request.Request(f"{settings.service_api}/{path}", headers={"Authorization": f"Bearer {token}"})
     with urllib.request.urlopen(request, timeout=10) as answer:
         return json.load(answer)
 

@@ -20,7 +20,7 @@ from gpuspawner.service.database import open_database
 from gpuspawner.service.sessions import SessionService
 from gpuspawner.service.store import Store
 from gpuspawner.service.tariff import Tariff
-from gpuspawner.supervisor.state import Ports, State
+from gpuspawner.state import Settings
 
 
 def main() -> int:
@@ -30,22 +30,20 @@ def main() -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     os.umask(0o022)
     try:
-        state, ports = State.from_env(), Ports.from_env()
-        token = state.secret("service_token")
-        folder = state.root / "service"
+        settings = Settings.from_env()
+        token = settings.secret("service_token")
+        folder = settings.state / "service"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         tariff = Tariff()
         url = os.environ.get("GPUSPAWNER_DATABASE_URL") or f"sqlite:///{folder / 'service.sqlite'}"
         store = Store(open_database(url), tariff)
-        sessions = SessionService(LocalFleet(state.root), store)
+        sessions = SessionService(LocalFleet(settings.state), store)
     except (GPUSpawnerError, OSError) as error:
         print(f"gpuspawner service: {error}", file=sys.stderr)
         return 1
-    hub_auth = HubAuth(
-        api_token=token, api_url=ports.url(ports.hub, f"{ports.base_url}hub/api"), cache_max_age=TOKEN_CACHE_SECONDS
-    )
-    app = create_app(sessions, Authenticator(hub_auth, token), tariff, ports.service_prefix)
-    uvicorn.run(app, host="127.0.0.1", port=ports.service, log_level="info", access_log=False)
+    hub_auth = HubAuth(api_token=token, api_url=settings.hub_api, cache_max_age=TOKEN_CACHE_SECONDS)
+    app = create_app(sessions, Authenticator(hub_auth, token), tariff, settings.service_prefix)
+    uvicorn.run(app, host="127.0.0.1", port=settings.service_port, log_level="info", access_log=False)
     return 0
 
 

@@ -1,0 +1,71 @@
+"""The state folder of one machine, its secrets and ports."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuspawner.errors import InvalidInput
+
+DEFAULT_PORT = 8000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where state lives, and the ports: the public one and the three after it. All on 127.0.0.1."""
+
+    state: Path
+    port: int
+    base_url: str
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> Settings:
+        """From GPUSPAWNER_STATE, GPUSPAWNER_PORT and GPUSPAWNER_BASE_URL. Raises InvalidInput."""
+        home = Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        state = Path(env.get("GPUSPAWNER_STATE") or home / "gpuspawner").expanduser().absolute()
+        text = env.get("GPUSPAWNER_PORT") or str(DEFAULT_PORT)
+        if not (text.isascii() and text.isdigit() and 1024 <= int(text[:6]) <= 65532):
+            raise InvalidInput(
+                f"GPUSPAWNER_PORT: {text[:20]!r} is not allowed. Allowed: 1024 to 65532.",
+                field="GPUSPAWNER_PORT",
+                given=text,
+                allowed="1024 to 65532",
+            )
+        base_url = "/" + (env.get("GPUSPAWNER_BASE_URL") or "/").strip("/")
+        return cls(state, int(text), base_url if base_url.endswith("/") else f"{base_url}/")
+
+    @property
+    def proxy_api_port(self) -> int:
+        """Where the hub tells the proxy its routes."""
+        return self.port + 1
+
+    @property
+    def hub_port(self) -> int:
+        """Where the hub listens behind the proxy."""
+        return self.port + 2
+
+    @property
+    def service_port(self) -> int:
+        """Where the service listens."""
+        return self.port + 3
+
+    @property
+    def service_prefix(self) -> str:
+        """The service's path, on its own port and through the proxy."""
+        return f"{self.base_url}services/gpuspawner/"
+
+    @property
+    def service_api(self) -> str:
+        """The REST API's address on this machine."""
+        return f"http://127.0.0.1:{self.service_port}{self.service_prefix}api/v1"
+
+    @property
+    def hub_api(self) -> str:
+        """JupyterHub's REST API on this machine."""
+        return f"http://127.0.0.1:{self.hub_port}{self.base_url}hub/api"
+
+    def secret(self, name: str) -> str:
+        """A secret that set-up has made, such as "service_token"."""
+        return (self.state / "secrets" / name).read_text().strip()
