@@ -1,0 +1,1 @@
+"""JupyterHub's side: asks the service for a session and starts the server in it."""

@@ -1,0 +1,85 @@
+"""The spawner's side of the service's REST API."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+
+from gpuspawner.spawner.errors import Refused, ServiceDown
+
+Json = dict[str, Any]
+_TIMEOUT = httpx.Timeout(20.0, connect=3.0)
+
+
+class ServiceClient:
+    """Asks the service at `url` (ending in /api/v1). The token is read from its file for every request, so
+    that it is nowhere else and may change.
+
+    Every method raises ServiceDown where the service does not answer, Refused where it says no.
+    """
+
+    def __init__(self, url: str, token_file: Path) -> None:
+        self.url = url.rstrip("/")
+        self.token_file = token_file
+
+    async def request(self, method: str, path: str, **kwargs: Any) -> Json:
+        """One request; the answer's JSON object."""
+        try:
+            token = self.token_file.read_text(encoding="ascii").strip()
+            # trust_env off: a proxy for the internet must not see requests to loopback
+            async with httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False) as client:
+                headers = {"Authorization": f"Bearer {token}"}
+                answer = await client.request(method, self.url + path, headers=headers, **kwargs)
+        except (httpx.HTTPError, OSError) as error:
+            raise ServiceDown from error
+        try:
+            body = answer.json() if answer.content else {}
+        except ValueError:
+            body = {}
+        if not answer.is_success:
+            raise Refused.from_service(answer.status_code, body)
+        if not isinstance(body, dict):
+            raise Refused(503, "The GPU service gave an answer that is not understood.", code="unavailable")
+        return cast(Json, body)
+
+    async def offers(self) -> Json:
+        """What can be started now (GET /offers)."""
+        return await self.request("GET", "/offers")
+
+    async def start(self, user: str, server: str, share: str, model: str | None) -> tuple[Json, Json]:
+        """A session for (user, server) and how to launch its server (POST /sessions)."""
+        asked = {"user": user, "server": server, "share": share, "model": model}
+        body = await self.request("POST", "/sessions", json=asked)
+        return body["session"], body["launch"]
+
+    async def live_sessions(self, user: str, server: str) -> list[Json]:
+        """Sessions of exactly (user, server) that hold something."""
+        body = await self.request("GET", "/sessions", params={"user": user, "server": server})
+        return [
+            session
+            for session in body.get("sessions", [])
+            if session["user"] == user and session["server"] == server and session["state"] != "ended"
+        ]
+
+    async def end(self, session: str) -> Json | None:
+        """End a session (DELETE); None if the service knows none such."""
+        try:
+            return await self.request("DELETE", f"/sessions/{session}")
+        except Refused as refused:
+            if refused.status_code == 404:
+                return None
+            raise
+
+    async def end_all(self, user: str, server: str, *, wait: float = 0) -> None:
+        """End whatever (user, server) still holds; wait up to `wait` seconds until it is free."""
+        deadline = asyncio.get_running_loop().time() + wait
+        while sessions := await self.live_sessions(user, server):
+            for session in sessions:
+                if session["state"] != "ending":
+                    await self.end(session["id"])
+            if asyncio.get_running_loop().time() >= deadline:
+                return
+            await asyncio.sleep(0.1)

@@ -1,0 +1,55 @@
+"""Refusals that JupyterHub shows to a person as they are, and does not count as failed spawns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tornado import web
+
+from gpuspawner.errors import GPUSpawnerError
+
+
+class Refused(web.HTTPError):
+    """A start that is refused with one plain sentence.
+
+    JupyterHub shows `jupyterhub_message` in the form and `log_message` in its API's answers. Only statuses of
+    500 and above count towards its limit of consecutive spawn failures.
+    """
+
+    def __init__(self, status: int, message: str, *, code: str = "refused") -> None:
+        # tornado formats the message with %, so a lone % of a user's text must not reach it
+        super().__init__(status, message.replace("%", "%%"))
+        self.jupyterhub_message = message
+        self.code = code
+
+    @classmethod
+    def from_error(cls, error: GPUSpawnerError, status: int = 400) -> Refused:
+        """The refusal that tells `error`."""
+        return cls(status, error.message, code=error.code)
+
+    @classmethod
+    def from_service(cls, status: int, body: Any) -> Refused:
+        """The refusal for the service's answer: its own sentence, 422 told as 400 (what JupyterHub's API
+        promises for bad options), anything that is not the caller's doing as 503."""
+        error = body.get("error") if isinstance(body, dict) else None
+        message = error.get("message") if isinstance(error, dict) else None
+        code = error.get("code") if isinstance(error, dict) else None
+        if not isinstance(message, str) or not message:
+            message = f"The GPU service answered with status {status} and no explanation."
+        if status == 422:
+            status = 400
+        elif status not in (400, 404, 409, 429):
+            status = 503
+        return cls(status, message, code=str(code or "refused"))
+
+
+class ServiceDown(Refused):
+    """The service does not answer."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            503,
+            "The GPU service does not answer, so nothing can be started at the moment. "
+            "Running servers keep their shares. Please try again in a minute.",
+            code="unavailable",
+        )

@@ -1,0 +1,348 @@
+"""LocalGPUSpawner: single-user servers as processes of this machine, each inside a GPU session."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from jupyterhub.spawner import LocalProcessSpawner
+from jupyterhub.utils import random_port
+from sqlalchemy import inspect
+from traitlets import Instance, Integer, Unicode, default, validate
+
+from gpuspawner.errors import GPUSpawnerError
+from gpuspawner.share import GPUShare
+from gpuspawner.spawner import form, home
+from gpuspawner.spawner.client import Json, ServiceClient
+from gpuspawner.spawner.errors import Refused
+from gpuspawner.spawner.options import Choice, options_from_form, read_options
+from gpuspawner.spawner.process import is_same, start_time
+from gpuspawner.spawner.words import profile_words, size_words
+
+State = dict[str, Any]
+T = TypeVar("T")
+# longer than a session takes to end when its server is killed
+_PREVIOUS_ENDS_WITHIN = 15.0
+
+
+class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
+    """Starts a user's server on this machine with a share of a card.
+
+    The service decides on the share and says how to launch; this class asks, starts the process and tells
+    JupyterHub how it goes. Users of the hub need no account on the machine.
+    """
+
+    if TYPE_CHECKING:  # JupyterHub's traits, which have no types
+        port: Any
+        pid: Any
+        proc: Any
+
+    service_url = Unicode(
+        "http://127.0.0.1:8003/services/gpuspawner/api/v1",
+        help="Address of the gpuspawner service's REST API.",
+    ).tag(config=True)
+    service_token_file = Unicode(
+        help="File that holds the service's token. Readable for the hub's user only."
+    ).tag(config=True)
+    server_log_dir = Unicode(
+        "", help="Folder for the servers' output, a file per session. Empty: the hub's own output."
+    ).tag(config=True)
+    default_share = Unicode(
+        "1/4",
+        help="The share of a start that asks for none. Where it is not free, the first one that is.",
+    ).tag(config=True)
+
+    session_id = Unicode("", help="The GPU session of the running server.")
+    started = Integer(0, help="Start time of the launcher, in clock ticks since boot, to tell a reused pid.")
+    choice = Instance(Choice, (), help="The last choice that was accepted. Kept when the server stops.")
+
+    @validate("default_share")
+    def _valid_default_share(self, proposal: Any) -> str:
+        return str(GPUShare.parse(proposal["value"], "default_share"))
+
+    @default("cmd")
+    def _default_cmd(self) -> list[str]:
+        return [sys.executable, "-m", "jupyterhub.singleuser"]
+
+    @default("default_url")
+    def _default_default_url(self) -> str:
+        return "/lab/tree/" + home.TOUR
+
+    @default("env_keep")
+    def _default_env_keep(self) -> list[str]:
+        # LD_LIBRARY_PATH, PYTHONPATH and the like say where the hub finds things, not the session
+        return ["LANG", "LC_ALL", "PATH", "TZ"]
+
+    @default("options_form")
+    def _default_options_form(self) -> Callable[[Any], Any]:
+        return form.options_form
+
+    @default("options_from_form")
+    def _default_options_from_form(self) -> Callable[[Any], Any]:
+        return options_from_form
+
+    @default("apply_user_options")
+    def _default_apply_user_options(self) -> Callable[[Any, Any], None]:
+        return LocalGPUSpawner.accept_options
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._steps: list[Json] = []
+        self._step_taken = asyncio.Event()
+        self._may_hold = True  # whether the service may still hold something for this server
+
+    @property
+    def service(self) -> ServiceClient:
+        """The client of the service."""
+        return ServiceClient(self.service_url, Path(self.service_token_file))
+
+    # -- options ---------------------------------------------------------------------------------------
+
+    def accept_options(self, user_options: Any) -> None:
+        """JupyterHub's `apply_user_options`: check the options before anything starts.
+
+        JupyterHub has stored them already; refused ones are taken back, so that the next start without
+        options is not refused for them too.
+        """
+        try:
+            choice = read_options(user_options)
+        except GPUSpawnerError as error:
+            self._remember(self.choice.options)
+            raise Refused.from_error(error) from error
+        self.choice = choice
+
+    def _remember(self, options: State) -> None:
+        self.user_options = options
+        if self.orm_spawner is not None:
+            self.orm_spawner.user_options = options
+            self._save()
+
+    def _save(self) -> None:
+        """Store the state now. Where the hub is killed a moment later, it finds what it started."""
+        if self.orm_spawner is not None and (db := inspect(self.orm_spawner).session) is not None:
+            self.orm_spawner.state = self.get_state()
+            db.commit()
+
+    # -- state -----------------------------------------------------------------------------------------
+
+    def get_state(self) -> State:
+        """What a restarted hub needs to find the server again, and the last choice."""
+        state: State = super().get_state()
+        if self.session_id:
+            state["session"] = self.session_id
+        if self.pid and self.started:
+            state["started"] = self.started
+        if self.choice.options:
+            state["choice"] = self.choice.options
+        return state
+
+    def load_state(self, state: State) -> None:
+        super().load_state(state)
+        self.session_id = state.get("session", "")
+        self.started = state.get("started", 0)
+        try:
+            self.choice = read_options(state.get("choice", {}))
+        except GPUSpawnerError as error:
+            self.log.warning("Forgetting the last choice of %s: %s", self._log_name, error)
+            self.choice = Choice()
+
+    def clear_state(self) -> None:
+        super().clear_state()
+        self.session_id = ""
+        self.started = 0
+
+    # -- start -----------------------------------------------------------------------------------------
+
+    async def start(self) -> tuple[str, int]:
+        """Ask for a session and launch the server in it.
+
+        Whatever goes wrong or cancels this, the session is given back.
+        """
+        self._steps = []
+        self._next_step()
+        self._may_hold = True
+        self.proc = None
+        try:
+            session, launch = await _to_the_end(self._obtain_session())
+            self.session_id = session["id"]
+            self._save()
+            self._step(40, self._card_words(session))
+            await asyncio.to_thread(home.prepare, Path(launch["home"]), launch["uid"], launch["gid"])
+            address: tuple[str, int] = self._launch(launch)
+        except BaseException:
+            await self._undo_start()
+            raise
+        self._remember({**self.choice.options, "profile": profile_words(session)})
+        self._step(60, "The server is starting.")
+        return address
+
+    async def _obtain_session(self) -> tuple[Json, Json]:
+        share = self.choice.share or await self._default_choice()
+        asked = f"{share.model} {size_words(share)}" if share.model else size_words(share)
+        self._step(10, f"Asked for {asked}.")
+        user, server = self.user.name, self.name
+        session, launch = await self.service.start(user, server, share.amount, share.model)
+        if session["state"] != "starting":
+            # a server of which this hub knows nothing runs in that session: it was killed between
+            # launching and remembering. Two servers must not share one session.
+            self.log.warning("Ending a server of %s that this hub does not know", self._log_name)
+            self._step(15, "A server left from before is being ended first.")
+            await self.service.end_all(user, server, wait=_PREVIOUS_ENDS_WITHIN)
+            session, launch = await self.service.start(user, server, share.amount, share.model)
+        return session, launch
+
+    async def _default_choice(self) -> GPUShare:
+        """The default share if it is free, else the first that is. Raises Refused (409) if nothing is."""
+        offers = (await self.service.offers())["offers"]
+        wanted = GPUShare.parse(self.default_share)
+        free = [offer for offer in offers if offer["available"]]
+        for offer in free:
+            if offer["share"] == wanted.amount and wanted.model in (None, offer["model"]):
+                return wanted
+        if not free:
+            reason = next((offer["reason"] for offer in offers if offer["reason"]), None)
+            raise Refused(409, reason or "No share of any card is free at the moment.", code="no_room")
+        return GPUShare.parse(f"{free[0]['model']}:{free[0]['share']}")
+
+    def _launch(self, launch: Json) -> tuple[str, int]:
+        """Start the server's process as `launch` says. It is its own process session and outlives the hub."""
+        if self.port == 0:
+            self.port = random_port()
+        command = [*launch["argv_prefix"], *self.cmd, *self.get_args()]
+        if launch["uid"] in (None, 0):
+            command.append("--allow-root")  # only looked at where the session does run as root
+        environment = {**self.get_env(), "HOME": launch["home"], **launch["env"]}
+        self.log.info("Starting %s in session %s", self._log_name, self.session_id)
+        output = self._open_log()
+        try:
+            self.proc = subprocess.Popen(
+                command,
+                env=environment,
+                cwd=launch["home"],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        finally:
+            if output is not None:
+                os.close(output)
+        self.pid = self.proc.pid
+        self.started = start_time(self.pid) or 0
+        self._save()
+        return self.ip or "127.0.0.1", self.port
+
+    def _open_log(self) -> int | None:
+        if not self.server_log_dir:
+            return None
+        folder = Path(self.server_log_dir)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        return os.open(folder / f"{self.session_id}.log", flags, 0o600)
+
+    async def _undo_start(self) -> None:
+        """Leave nothing behind of a start that failed or was cancelled."""
+
+        if self.pid and is_same(self.pid, self.started):
+            os.kill(self.pid, signal.SIGKILL)
+        self.session_id = ""
+        await self._release()
+        self.clear_state()
+
+    def user_env(self, env: dict[str, str]) -> dict[str, str]:
+        """The user's variables; the machine's list of users is not asked, since hub users are not in it."""
+        env["USER"] = self.user.name
+        env["SHELL"] = "/bin/bash"
+        return env
+
+    # -- life ------------------------------------------------------------------------------------------
+
+    async def poll(self) -> int | None:
+        """None while the server runs, else its exit status (0: unknown). Ends a dead server's session."""
+        if self.proc is not None:
+            status = self.proc.poll()
+            if status is None:
+                return None
+        elif is_same(self.pid, self.started):
+            return None
+        else:
+            status = 0
+        await self._release()
+        self.clear_state()
+        return int(status)
+
+    async def _signal(self, sig: int) -> bool:
+        """Signal the launcher, unless its pid belongs to somebody else by now."""
+        if not is_same(self.pid, self.started):
+            return False
+        os.kill(self.pid, sig)
+        return True
+
+    async def stop(self, now: bool = False) -> None:
+        """Stop the server, then end its session."""
+        try:
+            await super().stop(now)
+        finally:
+            await self._release()
+
+    async def _release(self) -> None:
+        """End what the service holds for this server, by its id or, where the hub was killed before it knew
+        that, by its name. A failure is logged: the service's own watch over launchers is the safety net."""
+        if not self._may_hold:
+            return
+        session, self.session_id = self.session_id, ""
+        try:
+            if session:
+                await _to_the_end(self.service.end(session))
+            else:
+                await _to_the_end(self.service.end_all(self.user.name, self.name))
+            self._may_hold = False
+        except Refused as refused:
+            self.log.warning("Could not end the session of %s: %s", self._log_name, refused)
+
+    # -- progress --------------------------------------------------------------------------------------
+
+    def _step(self, progress: int, message: str) -> None:
+        self._steps.append({"progress": progress, "message": message})
+        self._next_step()
+
+    def _next_step(self) -> None:
+        taken, self._step_taken = self._step_taken, asyncio.Event()
+        taken.set()
+
+    def _card_words(self, session: Json) -> str:
+        names = ", ".join(f"card {card['index']} ({card['name']})" for card in session["cards"])
+        return f"Chosen: {names}. {profile_words(session)}."
+
+    async def progress(self) -> AsyncIterator[Json]:
+        """The steps of the start, each as it happens."""
+        told = 0
+        while True:
+            while told < len(self._steps):
+                yield self._steps[told]
+                told += 1
+            await self._step_taken.wait()
+
+    # -- certificates of users without an account -------------------------------------------------------
+
+    async def move_certs(self, paths: Json) -> Json:
+        """Internal TLS needs an account per user, which users of this spawner do not have."""
+        raise Refused(500, "LocalGPUSpawner does not support JupyterHub.internal_ssl.")
+
+
+async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns. A cancellation waits until it has ended, so that what it made can be undone."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # retrieved: the cancellation is what the caller hears of
+        raise

@@ -1,0 +1,36 @@
+"""Shares, memory and models in words for people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gpuspawner.share import GPUShare
+
+GIB = 2**30
+
+
+def memory_words(count: int | None) -> str:
+    """Bytes in GiB for people: 21474836480 -> "20 GiB"; None -> "unknown memory"."""
+    if count is None:
+        return "unknown memory"
+    return f"{count / GIB:.1f}".removesuffix(".0") + " GiB"
+
+
+def size_words(share: GPUShare) -> str:
+    """How large a share is: "1/4 of a card", "a whole card", "2 cards"."""
+    if share.eighths < 8:
+        return f"{share.amount} of a card"
+    return "a whole card" if share.cards == 1 else f"{share.cards} cards"
+
+
+def model_words(model: str) -> str:
+    """A model's id for people: "h100-80gb" -> "H100 80 GB"."""
+    return re.sub(r"(\d)(gb)\b", r"\1 GB", model.replace("-", " ")).upper().strip()
+
+
+def profile_words(session: Mapping[str, Any]) -> str:
+    """A session's line in the hub's admin page: "GPU 1/4 · H100 80 GB"."""
+    simulated = " (simulated)" if session.get("simulated") else ""
+    return f"GPU {session['share'].rpartition(':')[2]} · {model_words(session['model'])}{simulated}"

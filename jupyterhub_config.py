@@ -1,0 +1,106 @@
+"""JupyterHub as `make up` runs it: one machine, SQLite, this machine's cards or simulated ones.
+
+The supervisor (`gpuspawner up`) starts the proxy, the service and the hub with this file, and hands over where
+things are in GPUSPAWNER_STATE, GPUSPAWNER_PORT and GPUSPAWNER_BASE_URL. A hub of your own can load the same pieces:
+
+    c.JupyterHub.spawner_class = "local-gpu"
+"""
+
+from gpuspawner.spawner.templates import TEMPLATES
+from gpuspawner.state import Settings
+
+c = get_config()
+
+settings = Settings.from_env()
+
+
+def at(port: int, path: str = "") -> str:
+    return f"http://127.0.0.1:{port}{path}"
+
+
+# -- the hub: loopback only; proxy and service are its siblings, so that none of them takes another along
+c.JupyterHub.bind_url = at(settings.port, settings.base_url)
+c.JupyterHub.hub_bind_url = at(settings.hub_port)
+c.JupyterHub.hub_connect_url = at(settings.hub_port)
+c.JupyterHub.db_url = f"sqlite:///{settings.state / 'hub' / 'jupyterhub.sqlite'}"
+c.JupyterHub.cookie_secret_file = str(settings.state / "secrets" / "cookie_secret")
+c.JupyterHub.pid_file = ""
+c.JupyterHub.cleanup_servers = False
+c.JupyterHub.template_paths = [str(TEMPLATES)]
+c.JupyterHub.proxy_class = "configurable-http-proxy"
+c.ConfigurableHTTPProxy.should_start = False
+c.ConfigurableHTTPProxy.api_url = at(settings.proxy_api_port)
+c.ConfigurableHTTPProxy.auth_token = settings.secret("proxy_token")
+# with each look at activity the hub also gives a restarted proxy its routes back
+c.JupyterHub.last_activity_interval = 5
+
+# -- who may sign in: anybody on this machine who knows the password that `make up` prints
+c.JupyterHub.authenticator_class = "shared-password"
+c.SharedPasswordAuthenticator.user_password = settings.secret("user_password")
+c.SharedPasswordAuthenticator.admin_password = settings.secret("admin_password")
+c.Authenticator.admin_users = {"admin"}
+c.Authenticator.allow_all = True
+
+# -- servers
+c.JupyterHub.spawner_class = "local-gpu"
+c.JupyterHub.allow_named_servers = True
+c.LocalGPUSpawner.service_url = settings.service_api
+c.LocalGPUSpawner.service_token_file = str(settings.state / "secrets" / "service_token")
+c.LocalGPUSpawner.server_log_dir = str(settings.state / "logs" / "servers")
+c.LocalGPUSpawner.environment = {"GPUSPAWNER_SERVICE_URL": settings.service_api}
+c.Spawner.http_timeout = 120
+c.Spawner.start_timeout = 120
+c.Spawner.poll_interval = 5
+
+# -- the service and who may do what with it
+c.JupyterHub.services = [
+    {
+        "name": "gpuspawner",
+        "url": at(settings.service_port),
+        "api_token": settings.secret("service_token"),
+        "display": False,
+        "oauth_no_confirm": True,
+        "oauth_client_allowed_scopes": [
+            "custom:gpuspawner:read",
+            "custom:gpuspawner:resize",
+            "custom:gpuspawner:admin",
+        ],
+    }
+]
+c.JupyterHub.custom_scopes = {
+    "custom:gpuspawner:read": {"description": "See GPU sessions: their share, cards, memory and price."},
+    "custom:gpuspawner:resize": {"description": "Change the share of a running GPU session."},
+    "custom:gpuspawner:admin": {
+        "description": "Everything with every GPU session, ending it included.",
+        "subscopes": ["custom:gpuspawner:read", "custom:gpuspawner:resize"],
+    },
+}
+c.JupyterHub.load_roles = [
+    {
+        "name": "user",
+        "description": "Standard user privileges",
+        "scopes": ["self", "custom:gpuspawner:read!user", "custom:gpuspawner:resize!user"],
+    },
+    {
+        "name": "server",
+        "description": "Post activity, and see and resize its own GPU session",
+        "scopes": [
+            "users:activity!user",
+            "access:servers!server",
+            "custom:gpuspawner:read!server",
+            "custom:gpuspawner:resize!server",
+        ],
+    },
+    {
+        "name": "gpu-admin",
+        "description": "Everything with GPU sessions",
+        "scopes": ["custom:gpuspawner:admin"],
+        "users": ["admin"],
+    },
+    {
+        "name": "gpuspawner-service",
+        "description": "Learn whose token it is",
+        "scopes": ["read:users", "read:servers"],
+        "services": ["gpuspawner"],
+    },
+]
