@@ -1,0 +1,196 @@
+"""Telemetry: the driver's readings and the service's share, put together while somebody looks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from .nvml import CardReading, NVMLReader, NVMLUnavailable
+from .service import ServiceClient, ServiceError
+from .shares import total
+
+SCHEMA = Path(__file__).with_name("telemetry.yaml")
+SCHEMA_ID = "urn:gpuspawner:telemetry:1"
+
+#: Seconds for which the service's answer is used again by telemetry.
+SESSION_SECONDS = 2.0
+#: Seconds that one sample waits for a slow service before it goes out with what is known.
+SERVICE_PATIENCE = 0.5
+#: Seconds that one sample waits for the driver.
+DRIVER_PATIENCE = 3.0
+
+
+class _Logger(Protocol):
+    def debug(self, message: str, *arguments: Any) -> None: ...
+
+
+class SessionView:
+    """The session as the service last told it, asked again when older than wanted.
+
+    Requests that come at the same time share one question to the service.
+    """
+
+    def __init__(self, client: ServiceClient, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._clock = clock
+        self._asked = float("-inf")
+        self._question: asyncio.Task[None] | None = None
+        self.last: dict[str, Any] | None = None
+        self.error: ServiceError | None = None
+
+    async def get(self, max_age: float = 0.0) -> dict[str, Any]:
+        """The session, at most `max_age` seconds old. Raises `ServiceError`."""
+        await self.refresh(max_age)
+        if self.error is not None or self.last is None:
+            raise self.error or RuntimeError("no answer and no error")
+        return self.last
+
+    async def refresh(self, max_age: float = 0.0, patience: float | None = None) -> None:
+        """Ask again if older than `max_age`; give up waiting, not asking, after `patience` seconds."""
+        if self._question is None:
+            if self._clock() - self._asked < max_age:
+                return
+            self._question = asyncio.create_task(self._ask())
+        await asyncio.wait({self._question}, timeout=patience)
+
+    def learn(self, session: dict[str, Any]) -> None:
+        """Take over a session that another request brought along."""
+        self.last, self.error, self._asked = session, None, self._clock()
+
+    async def _ask(self) -> None:
+        try:
+            self.learn(await self._client.session())
+        except ServiceError as error:
+            self.error, self._asked = error, self._clock()
+        finally:
+            self._question = None
+
+
+class TelemetrySampler:
+    """Samples every `interval` seconds until nobody has asked for telemetry any more."""
+
+    def __init__(
+        self,
+        reader: NVMLReader,
+        view: SessionView,
+        emit: Callable[[dict[str, Any]], None],
+        log: _Logger,
+        interval: float,
+    ) -> None:
+        self._reader = reader
+        self._view = view
+        self._emit = emit
+        self._log = log
+        self._interval = interval
+        # One thread: NVML may block for seconds on a lost card, and the event loop must not.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gpuspawner-nvml")
+        self._reading: asyncio.Future[list[CardReading]] | None = None
+        self._reading_since = 0.0
+        self._allowed: int | None = None
+        self._until = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self.latest: dict[str, Any] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether samples are being taken."""
+        return self._task is not None and not self._task.done()
+
+    def watch(self, seconds: float) -> None:
+        """Keep sampling for at least this many seconds from now."""
+        self._until = max(self._until, time.monotonic() + seconds)
+        if not self.running:
+            self._task = asyncio.create_task(self._run())
+
+    def nudge(self) -> None:
+        """Sample now rather than at the next tick, for instance after a resize."""
+        self._wake.set()
+
+    async def stop(self) -> None:
+        """Stop sampling and let the driver go."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        # A hanging driver call must not keep the server from ending.
+        self._thread.submit(self._reader.close)
+        self._thread.shutdown(wait=False)
+
+    async def sample(self) -> dict[str, Any]:
+        """Take one sample; never raises for a missing driver, card or service."""
+        session = self._view.last
+        uuids = [card["uuid"] for card in (session or {}).get("cards", [])]
+        cards, reason = await self._read(uuids)
+        allowed = _whole(total(card.memory_allowed_bytes for card in cards))
+        # A changed limit is a changed share: ask at once instead of at the next turn.
+        changed = self._allowed is not None and allowed is not None and allowed != self._allowed
+        await self._view.refresh(0.0 if changed else SESSION_SECONDS, patience=SERVICE_PATIENCE)
+        self._allowed = allowed
+        self.latest = _sample(cards, reason, self._view.last, self._view.error)
+        return self.latest
+
+    async def _run(self) -> None:
+        while time.monotonic() < self._until:
+            started = time.monotonic()
+            self._wake.clear()
+            try:
+                self._emit(await self.sample())
+            except Exception as error:  # one bad sample must not end the telemetry
+                self._log.debug("gpuspawner: a telemetry sample failed: %r", error)
+            pause = max(0.05, self._interval - (time.monotonic() - started))
+            try:
+                await asyncio.wait_for(self._wake.wait(), pause)
+            except TimeoutError:
+                continue
+
+    async def _read(self, uuids: list[str]) -> tuple[list[CardReading], str | None]:
+        if self._reading is None:
+            loop = asyncio.get_running_loop()
+            self._reading = loop.run_in_executor(self._thread, self._reader.read, uuids)
+            self._reading_since = time.monotonic()
+        done, _ = await asyncio.wait({self._reading}, timeout=DRIVER_PATIENCE)
+        if not done:
+            return [], f"The driver has not answered for {time.monotonic() - self._reading_since:.0f} s."
+        reading, self._reading = self._reading, None
+        try:
+            return reading.result(), None
+        except NVMLUnavailable as error:
+            return [], str(error)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _sample(
+    cards: list[CardReading], reason: str | None, session: dict[str, Any] | None, error: ServiceError | None
+) -> dict[str, Any]:
+    known = session or {}
+    loads = total(card.utilization_percent for card in cards)
+    heat = [card.temperature_celsius for card in cards if card.temperature_celsius is not None]
+    names = sorted({card.name for card in cards if card.name} or {c["name"] for c in known.get("cards", [])})
+    used = _whole(total(card.memory_used_bytes for card in cards))
+    allowed = _whole(total(card.memory_allowed_bytes for card in cards))
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "available": reason is None,
+        "reason": reason,
+        "service_reason": None if error is None else str(error),
+        "share": known.get("share"),
+        "model": ", ".join(names) or None,
+        "simulated": known.get("simulated"),
+        "grade": known.get("grade"),
+        # Without a driver here the service may still know what its own driver says.
+        "memory_used_bytes": known.get("memory_used_bytes") if reason else used,
+        "memory_allowed_bytes": known.get("memory_bytes") if reason else allowed,
+        "utilization_percent": None if loads is None else round(loads / len(cards), 1),
+        "power_watts": total(card.power_watts for card in cards),
+        "temperature_celsius": max(heat) if heat else None,
+        "cards": [asdict(card) for card in cards],
+    }

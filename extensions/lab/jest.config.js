@@ -1,0 +1,6 @@
+// The tests cover what has no JupyterLab in it, so they need no browser and start in a second.
+module.exports = {
+  testEnvironment: 'node',
+  testMatch: ['<rootDir>/src/__tests__/**/*.spec.{ts,tsx}'],
+  transform: { '\\.tsx?$': '@swc/jest' }
+};
