@@ -1,0 +1,36 @@
+"""What JupyterHub's scopes allow."""
+
+import pytest
+
+from gpuspawner.service.auth import Action, Principal
+
+
+@pytest.mark.parametrize(
+    ("scope", "action", "user", "server", "allowed"),
+    [
+        ("custom:gpuspawner:resize!user=ann", "resize", "ann", "", True),
+        ("custom:gpuspawner:resize!user=ann", "resize", "ann", "lab", True),
+        ("custom:gpuspawner:resize!user=ann", "resize", "anna", "", False),
+        ("custom:gpuspawner:resize!user=ann", "resize", "bob", "", False),
+        ("custom:gpuspawner:resize!user=ann", "read", "ann", "", False),
+        ("custom:gpuspawner:resize!server=ann/lab", "resize", "ann", "lab", True),
+        ("custom:gpuspawner:resize!server=ann/lab", "resize", "ann", "", False),
+        ("custom:gpuspawner:resize!server=ann/", "resize", "ann", "", True),
+        ("custom:gpuspawner:resize!server=ann/", "resize", "ann", "lab", False),
+        ("custom:gpuspawner:resize!group=lab", "resize", "ann", "", False),
+        ("custom:gpuspawner:resize", "resize", "anyone", "", True),
+        ("custom:gpuspawner:admin", "resize", "anyone", "x", True),
+        ("custom:gpuspawner:admin!user=ann", "read", "bob", "", False),
+        ("custom:gpuspawner:admin!user=ann", "admin", "ann", "", True),
+        ("custom:gpuspawner:readmore", "read", "ann", "", False),
+        ("access:servers!user=ann", "read", "ann", "", False),
+        ("custom:gpuspawner:read!user=ann", "read", None, None, True),
+    ],
+)
+def test_scopes(scope: str, action: Action, user: str | None, server: str | None, allowed: bool) -> None:
+    assert Principal("ann", frozenset({scope})).may(action, user, server) is allowed
+
+
+def test_no_scopes_no_rights_and_the_hub_may_all() -> None:
+    assert not Principal("ann").may("read")
+    assert Principal("hub", hub=True).may("admin", "ann", "")
