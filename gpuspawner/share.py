@@ -56,7 +56,7 @@ class GPUShare:
         """
         if type(text) is not str or len(text) > _LONGEST:
             raise share_error(text, field)
-        model, colon, amount = text.strip(" ").rpartition(":")
+        model, colon, amount = text.rpartition(":")
         if colon and not _MODEL.match(model):
             raise share_error(text, field)
         eighths = _BY_TEXT.get(amount)

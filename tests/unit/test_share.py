@@ -49,7 +49,7 @@ def test_parse(text: str, eighths: int, cards: int, model: str | None) -> None:
 
 BAD = [
     True, False, None, 0, 1, 0.5, float("nan"), float("inf"), [], ["1/8"], {"share": "1/8"}, b"1/8",
-    "", " ", "0", "-1/8", "+1/8", "1/3", "3/8", "9/8", "2/8", "1e999", "nan", "0.25", "01", "1/8\n", "1\u20448",
+    "", " ", "1/8 ", " 1/8", "0", "-1/8", "+1/8", "1/3", "3/8", "9/8", "2/8", "1e999", "nan", "0.25", "01", "1/8\n", "1\u20448",
     "\u0661/8", "65", "999", "1/4:a100", ":1/4", "a100:", "A100:1/4", "a100::1/4", "x" * 10_000_000, "1/0", "½",
 ]  # fmt: skip
 
@@ -70,7 +70,7 @@ def test_any_input_is_a_share_or_a_share_error(value: object) -> None:
         share = GPUShare.parse(value)
     except ShareError:
         return
-    assert str(share) == str(value).strip(" ")
+    assert str(share) == value
 
 
 @pytest.mark.parametrize("eighths", [0, -1, 3, 5, 9, 8 * (MAX_CARDS + 1), True, 1.0, "1"])
