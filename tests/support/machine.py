@@ -108,10 +108,18 @@ class SessionProgram:
 
     def __call__(self, source: str) -> Any:
         """The value of an expression, or None for statements. AssertionError with the traceback if it raised."""
+        self.send(source)
+        return self.receive()
+
+    def send(self, source: str) -> None:
+        """Ask, and do not wait."""
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(source) + "\n")
         self.process.stdin.flush()
+
+    def receive(self) -> Any:
+        """The answer to what was sent first and not yet answered."""
+        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"the program ended with {self.process.wait()}"
         answer = json.loads(line)
