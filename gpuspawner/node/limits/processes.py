@@ -1,0 +1,136 @@
+"""Watching and ending a session from outside, by the file `alive` on which its guard holds a lock.
+
+The lock is held until the last process of the session ended. While it is held, the pids in the file cannot be anyone
+else's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ALIVE = "alive"
+ORDER_TO_KILL = signal.SIGRTMIN + 3
+"""By this signal the guard ends everything below it at once; `order_to_kill()` in the launcher."""
+
+_F_OFD_GETLK = 36
+_FLOCK = struct.Struct("@hhqqi4x")
+_AFTER_KILL_S = 10.0
+
+
+@dataclass(frozen=True)
+class Alive:
+    """What the guard wrote: host pids; `pid_namespace` is 0 where the session has none of its own."""
+
+    launcher: int
+    guard: int
+    child: int
+    pid_namespace: int
+
+
+def session_alive(session_dir: Path) -> bool:
+    """Whether any process of the session is left. Asks about the lock without taking it, so it never disturbs a
+    start.
+    """
+    try:
+        fd = os.open(session_dir / ALIVE, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        answer = fcntl.fcntl(fd, _F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+    finally:
+        os.close(fd)
+
+
+def read_alive(session_dir: Path) -> Alive | None:
+    """What the running session's guard wrote; None if it does not run, or has not yet written."""
+    if not session_alive(session_dir):
+        return None
+    words = (session_dir / ALIVE).read_text().split()
+    found = dict(zip(words[::2], words[1::2], strict=False))
+    try:
+        return Alive(int(found["launcher"]), int(found["guard"]), int(found["child"]), int(found["pidns"]))
+    except (KeyError, ValueError):
+        return None
+
+
+def _parents() -> dict[int, int]:
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                text = (folder / "stat").read_text(errors="replace")
+                parents[int(folder.name)] = int(text.rpartition(")")[2].split()[1])
+    return parents
+
+
+def session_pids(session_dir: Path) -> set[int]:
+    """Host pids of the processes in the session, PID 1 of its namespace included; empty if it does not run.
+
+    In a namespace everyone is below PID 1, and without one below the guard, which is the reaper of all orphans. A
+    process whose namespace can be read counts by that too, so that one that is being handed to its reaper is not
+    missed.
+    """
+    alive = read_alive(session_dir)
+    if alive is None:
+        return set()
+    parents = _parents()
+    children: dict[int, list[int]] = {}
+    for pid, parent in parents.items():
+        children.setdefault(parent, []).append(pid)
+    found: set[int] = set()
+    waiting = [alive.child] if alive.pid_namespace else list(children.get(alive.guard, []))
+    while waiting:
+        pid = waiting.pop()
+        if pid in parents and pid not in found:
+            found.add(pid)
+            waiting += children.get(pid, [])
+    if alive.pid_namespace:
+        for pid in parents:
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/ns/pid").stat().st_ino == alive.pid_namespace:
+                    found.add(pid)
+    return found
+
+
+def end_session(session_dir: Path, timeout: float = 5.0) -> bool:
+    """Ask the server to end (SIGTERM), after `timeout` seconds end everything. True once no process is left."""
+    alive = read_alive(session_dir)
+    if alive is None:
+        return not session_alive(session_dir)
+    try:
+        guard = os.pidfd_open(alive.guard)
+    except ProcessLookupError:
+        return not session_alive(session_dir)
+    try:
+        if read_alive(session_dir) != alive:  # it ended meanwhile, and the pid may be another's
+            return not session_alive(session_dir)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(guard, signal.SIGTERM)
+        if not _ended(guard, timeout):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(guard, ORDER_TO_KILL)
+            _ended(guard, _AFTER_KILL_S)
+    finally:
+        os.close(guard)
+    return not session_alive(session_dir)
+
+
+def _ended(pidfd: int, timeout: float) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    deadline = time.monotonic() + timeout
+    while True:
+        left = deadline - time.monotonic()
+        if poll.poll(max(0.0, left) * 1000):
+            return True
+        if left <= 0:
+            return False
