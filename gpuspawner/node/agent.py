@@ -28,6 +28,7 @@ from gpuspawner.node.accounts import Account, Accounts
 from gpuspawner.node.drivers.nvml import DriverError, NVMLDriver
 from gpuspawner.node.limits import abi, launch
 from gpuspawner.node.records import Record, Records
+from gpuspawner.processes import start_time
 from gpuspawner.share import EIGHTHS_PER_CARD, GPUShare, eighths_text
 
 log = logging.getLogger(__name__)
@@ -284,7 +285,7 @@ class Agent:
                 return None
             if record.state == "live":
                 self._seen[record.session].update(living & by_process.keys())
-            leftovers = {pid for pid in record.pids if pid in by_process and not _runs(pid)}
+            leftovers = {pid for pid in record.pids if pid in by_process and start_time(pid) is None}
             for pid in (living & by_process.keys()) | leftovers:
                 used = by_process[pid]
                 if used is None:
@@ -333,15 +334,6 @@ def _program_folders() -> list[Path]:
     folders = {Path(sys.prefix), Path(sys.base_prefix), Path(gpuspawner.__file__).parent}
     folders.update(Path(path) for path in sysconfig.get_paths().values() if Path(path).is_dir())
     return sorted(folder.resolve() for folder in folders)
-
-
-def _runs(pid: int) -> bool:
-    """Whether a process with this id runs; a zombie no longer does."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
 def _gib_up(size: int) -> str:

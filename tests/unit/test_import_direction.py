@@ -8,12 +8,13 @@ import pytest
 import gpuspawner
 
 PACKAGE = Path(gpuspawner.__file__).parent
-VOCABULARY = {"share", "card", "errors", "state"}
+VOCABULARY = {"share", "card", "errors", "state", "processes"}
 MAY_IMPORT = {
     "share": {"errors"},
     "card": set(),
     "errors": set(),
     "state": {"errors"},
+    "processes": set(),
     "simulation": {"errors", "card"},
     "node": VOCABULARY | {"simulation"},
     "fleet": VOCABULARY | {"node"},
