@@ -24,7 +24,7 @@ from typing import Literal
 import gpuspawner
 from gpuspawner.card import Card
 from gpuspawner.errors import Conflict, InUse, NoRoom, NotFound, Unavailable
-from gpuspawner.node.accounts import Account, Accounts
+from gpuspawner.node.accounts import Accounts
 from gpuspawner.node.drivers.nvml import DriverError, NVMLDriver
 from gpuspawner.node.limits import abi, launch
 from gpuspawner.node.records import Record, Records
@@ -117,15 +117,20 @@ class Agent:
         """
         with self._lock:
             record = self._records.get(session)
-            if record is None:
-                self._check_room(session, cards, eighths)
-                record = Record(session, user, cards, eighths, "live", False, self._clock())
-                self._records.put(record)
-            elif record.state == "held":
+            if record is not None and record.state == "held":
                 raise Conflict(f"Session {session} has ended.")
-            account = self._accounts.of(user)
-            self._apply(record, eighths)
-            return self._launch(record, account)
+            if record is not None:
+                return self._launch(record)
+            self._check_room(session, cards, eighths)
+            record = Record(session, user, cards, eighths, "live", False, self._clock())
+            self._records.put(record)
+            try:
+                self._apply(record, eighths)
+                return self._launch(record)
+            except Exception:
+                self._records.remove(session)
+                shutil.rmtree(self._folder_of(session), ignore_errors=True)
+                raise
 
     def resize(self, session: str, eighths: int) -> None:
         """Change what a live session has of its card, in the running processes.
@@ -251,7 +256,8 @@ class Agent:
             part.mkdir(mode=0o755, exist_ok=True)
         abi.write_limits(folder / "limit" / "limit", limits)
 
-    def _launch(self, record: Record, account: Account) -> Started:
+    def _launch(self, record: Record) -> Started:
+        account = self._accounts.of(record.user)
         if self._driver.cuda_library is None or self._driver.nvml_library is None:
             raise DriverError("The card driver's libraries (libcuda.so.1, libnvidia-ml.so.1) were not found.")
         simulated_socket = os.environ.get("GPUSPAWNER_SIM_SOCKET")
@@ -265,11 +271,15 @@ class Agent:
                 cuda=self._driver.cuda_library,
                 nvml=self._driver.nvml_library,
                 extra=[Path(simulated_socket)] if simulated_socket else [],
+                env={"GPUSPAWNER_SIM_SOCKET": simulated_socket} if simulated_socket else {},
             ),
             expose=_program_folders(),
             hide=[self._state],
         )
-        prepared = launch.prepare(plan)
+        try:
+            prepared = launch.prepare(plan)
+        except launch.LaunchError as error:
+            raise Unavailable(f"The session cannot be started on this machine: {error}.", code="launch") from error
         env = {**prepared.env, "CUDA_VISIBLE_DEVICES": ",".join(record.cards)}
         return Started(prepared.argv_prefix, env, prepared.grade, account.home, account.uid)
 
