@@ -161,15 +161,18 @@ def _no_redirect() -> Any:
 def _refusal(status: int, raw: bytes) -> Refusal:
     import json
 
-    from .service_words import UNREACHABLE, refusal_sentence
+    from .service_words import refusal_sentence, server_sentence
 
-    if status >= 500:
-        return Refusal(UNREACHABLE)
     try:
-        error = json.loads(raw)["error"]
+        body = json.loads(raw)
+    except ValueError:
+        body = None
+    if status >= 500:
+        return Refusal(server_sentence(body))
+    error = body.get("error") if isinstance(body, dict) else None
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
         return Refusal(error["message"], error)
-    except (ValueError, KeyError, TypeError):
-        return Refusal(refusal_sentence(status))
+    return Refusal(refusal_sentence(status))
 
 
 def complete(line: str) -> list[str]:

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from .nvml import CardReading
-from .shares import gib, total
+from .shares import gib, session_memory, total
 
 BAR_WIDTH = 32
 
@@ -31,7 +31,7 @@ class Status:
     def allowed(self) -> int | None:
         """Bytes of card memory that this session may use."""
         value = total(card.memory_allowed_bytes for card in self.cards)
-        return int(value) if value is not None else (self.session or {}).get("memory_bytes")
+        return int(value) if value is not None else session_memory(self.session)
 
     @property
     def fraction(self) -> float | None:

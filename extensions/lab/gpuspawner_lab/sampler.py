@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from .nvml import CardReading, NVMLReader, NVMLUnavailable
 from .service import ServiceClient, ServiceError
-from .shares import total
+from .shares import session_memory, total
 
 SCHEMA = Path(__file__).with_name("telemetry.yaml")
 SCHEMA_ID = "urn:gpuspawner:telemetry:1"
@@ -188,7 +188,7 @@ def _sample(
         "grade": known.get("grade"),
         # Without a driver here the service may still know what its own driver says.
         "memory_used_bytes": known.get("memory_used_bytes") if reason else used,
-        "memory_allowed_bytes": known.get("memory_bytes") if reason else allowed,
+        "memory_allowed_bytes": session_memory(session) if reason else allowed,
         "utilization_percent": None if loads is None else round(loads / len(cards), 1),
         "power_watts": total(card.power_watts for card in cards),
         "temperature_celsius": max(heat) if heat else None,

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import httpx
 
-from .service_words import UNREACHABLE, refusal_sentence
+from .service_words import UNREACHABLE, refusal_sentence, server_sentence
 
 
 class ServiceError(Exception):
@@ -22,11 +22,11 @@ class ServiceError(Exception):
 class ServiceUnavailable(ServiceError):
     """The service cannot be reached or is not able to answer."""
 
-    def __init__(self, detail: str = "") -> None:
+    def __init__(self, detail: str = "", message: str = UNREACHABLE) -> None:
         self.detail = detail
         super().__init__(
             503,
-            {"code": "service_unavailable", "message": UNREACHABLE, "field": None, "given": None, "allowed": None},
+            {"code": "service_unavailable", "message": message, "field": None, "given": None, "allowed": None},
         )
 
 
@@ -65,8 +65,13 @@ class ServiceClient:
             body = answer.json()
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise ServiceUnavailable(f"{type(error).__name__}: {error}") from error
-        if not isinstance(body, dict) or answer.status_code >= 500 or answer.status_code in (301, 302, 307, 308):
+        if not isinstance(body, dict) or answer.is_redirect:
             raise ServiceUnavailable(f"{method} {path} was answered with status {answer.status_code}")
+        if answer.status_code >= 500:
+            # The service may be up and say what it cannot do, for instance that the driver is silent.
+            raise ServiceUnavailable(
+                f"{method} {path} was answered with status {answer.status_code}", server_sentence(body)
+            )
         if answer.status_code >= 400:
             raise ServiceError(answer.status_code, _error(answer.status_code, body))
         return body

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 UNREACHABLE = "The GPU service of this hub cannot be reached. Your share and your kernels are kept; try again shortly."
 
 
@@ -12,3 +14,14 @@ def refusal_sentence(status: int) -> str:
         403: "This server's token may not do that at the GPU service.",
         404: "The GPU service does not know this session: stop and start the server.",
     }.get(status, f"The GPU service refused the request (status {status}).")
+
+
+def server_sentence(body: Any) -> str:
+    """The sentence in a 5xx answer of the service, or the one for a service that is not there.
+
+    Only an answer with a code of the service's own is trusted to be for people: proxies put other text there.
+    """
+    error = body.get("error") if isinstance(body, dict) else None
+    if isinstance(error, dict) and error.get("code") == "unavailable" and isinstance(error.get("message"), str):
+        return str(error["message"])
+    return UNREACHABLE

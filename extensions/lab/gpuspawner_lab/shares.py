@@ -58,3 +58,10 @@ def total(values: Iterable[float | None]) -> float | None:
     if not parts or any(part is None for part in parts):
         return None
     return sum(part for part in parts if part is not None)
+
+
+def session_memory(session: dict[str, Any] | None) -> int | None:
+    """Bytes that a session may use on all its cards, from the service's figure for each of them."""
+    if session is None or session.get("memory_bytes") is None:
+        return None
+    return int(session["memory_bytes"]) * max(1, len(session.get("cards", [])))

@@ -1,0 +1,63 @@
+import * as format from '../format';
+
+const GIB = 2 ** 30;
+
+describe('unknown values', () => {
+  it.each([null, undefined, NaN, Infinity])('%p is a dash and never 0', value => {
+    expect(format.gib(value)).toBe('–');
+    expect(format.reading(value, 'W')).toBe('–');
+    expect(format.milliseconds(value)).toBe('–');
+    expect(format.fraction(value, GIB)).toBeNull();
+    expect(format.fraction(GIB, value)).toBeNull();
+  });
+  it('keeps zero apart from unknown', () => {
+    expect(format.gib(0)).toBe('0.0');
+    expect(format.reading(0, '%')).toBe('0 %');
+    expect(format.fraction(0, GIB)).toBe(0);
+  });
+});
+
+it('shows memory as GiB with one decimal', () => {
+  expect(format.memory(12.34 * GIB, 20 * GIB)).toBe('12.3 / 20.0 GiB');
+  expect(format.memory(null, 20 * GIB)).toBe('– / 20.0 GiB');
+});
+
+it('never fills the bar beyond its end', () => {
+  // After a forced shrink more may be used than is allowed.
+  expect(format.fraction(30 * GIB, 20 * GIB)).toBe(1);
+  expect(format.fraction(1, 0)).toBeNull();
+});
+
+it.each([
+  [null, 'calm'],
+  [0, 'calm'],
+  [0.849, 'calm'],
+  [0.85, 'warn'],
+  [0.969, 'warn'],
+  [0.97, 'full'],
+  [1, 'full']
+])('tone of %p is %s', (part, tone) => {
+  expect(format.tone(part)).toBe(tone);
+});
+
+it('shows prices as they came, without rounding', () => {
+  expect(format.price('1.005', 'EUR')).toBe('1.005 EUR/h');
+  expect(format.price(null, 'EUR')).toBe('–');
+});
+
+it.each([
+  [3.24, '3.2 ms'],
+  [45.6, '46 ms'],
+  [1500, '1.5 s']
+])('%p ms is %s', (value, text) => {
+  expect(format.milliseconds(value)).toBe(text);
+});
+
+it.each([
+  ['1/8', 'one eighth'],
+  ['1', 'one whole card'],
+  ['2', '2 cards'],
+  [null, 'unknown share']
+])('says %p as %s', (share, words) => {
+  expect(format.spokenShare(share)).toBe(words);
+});

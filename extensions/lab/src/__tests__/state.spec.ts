@@ -1,0 +1,112 @@
+import { chosen, consequence, INITIAL, reduce, spoken, State, tooltip, view } from '../state';
+import { GIB, session, telemetry } from './samples';
+
+function ready(changes: Partial<State> = {}): State {
+  const state = reduce(INITIAL, {
+    type: 'status',
+    status: { configured: true, session: session(), telemetry: telemetry() }
+  });
+  return { ...state, ...changes };
+}
+
+it('stays out of sight in a server without a share', () => {
+  const status = { configured: false, session: null, telemetry: null };
+  expect(reduce(ready(), { type: 'status', status }).presence).toBe('none');
+});
+
+it('keeps the last known share when the service is down, and says so', () => {
+  const state = reduce(ready(), {
+    type: 'status-failed',
+    message: 'The GPU service of this hub cannot be reached.',
+    status: { configured: true, session: null, telemetry: null }
+  });
+  expect(view(state).share).toBe('1/4');
+  expect(view(state).notes).toEqual(['The GPU service of this hub cannot be reached.']);
+});
+
+it('shows itself when the service was down from the start', () => {
+  const state = reduce(INITIAL, {
+    type: 'status-failed',
+    message: 'down',
+    status: { configured: true, session: null, telemetry: telemetry({ share: null }) }
+  });
+  expect(state.presence).toBe('session');
+  expect(view(state)).toMatchObject({ share: null, used: 12.3 * GIB, price: null });
+});
+
+it('does not show old readings as now', () => {
+  const state = reduce(ready(), { type: 'silence' });
+  expect(view(state)).toMatchObject({ used: null, part: null, utilization: null, share: '1/4' });
+  expect(view(state).allowed).toBe(20 * GIB);
+  expect(view(reduce(state, { type: 'telemetry', telemetry: telemetry() })).used).toBe(12.3 * GIB);
+});
+
+it('follows a share that was changed elsewhere, without the old price', () => {
+  const state = reduce(ready(), {
+    type: 'telemetry',
+    telemetry: telemetry({ share: '1/2', memory_allowed_bytes: 40 * GIB })
+  });
+  expect(view(state)).toMatchObject({ share: '1/2', allowed: 40 * GIB, price: null });
+});
+
+it('does not invent figures that the driver does not know', () => {
+  const unknown = telemetry({
+    memory_used_bytes: null,
+    utilization_percent: null,
+    power_watts: null,
+    temperature_celsius: null
+  });
+  const state = reduce(ready(), { type: 'telemetry', telemetry: unknown });
+  expect(tooltip(state)).toContain('– / 20.0 GiB');
+  expect(tooltip(state)).toContain('Utilisation – · power – · –');
+  expect(spoken(state)).toContain('memory in use unknown');
+});
+
+it('goes through a resize', () => {
+  const started = reduce(ready(), { type: 'resize-started', share: '1/2' });
+  expect(started.resize).toEqual({ phase: 'running', share: '1/2' });
+  expect(reduce(started, { type: 'resize-forgotten' })).toBe(started);
+  const after = session({ share: '1/2', eighths: 4, memory_bytes: 40 * GIB });
+  const done = reduce(started, {
+    type: 'resize-done',
+    from: '1/4',
+    answer: { session: after, applied_ms: 3.21 }
+  });
+  expect(done.resize).toEqual({
+    phase: 'done',
+    message: 'Resized from 1/4 to 1/2 in 3.2 ms: 40.0 GiB allowed. Kernels kept running.'
+  });
+  // At once, not only with the next reading.
+  expect(view(done)).toMatchObject({ share: '1/2', allowed: 40 * GIB, used: 12.3 * GIB });
+});
+
+it('keeps everything when a resize is refused', () => {
+  const before = ready();
+  const fault = { code: 'in_use', field: null, message: 'Free 2.3 GiB first.' };
+  const state = reduce(before, { type: 'resize-refused', fault });
+  expect(state.resize).toEqual({ phase: 'refused', message: 'Free 2.3 GiB first.' });
+  expect(view(state)).toEqual(view(before));
+});
+
+it('says the share in words and warns before the memory is full', () => {
+  expect(spoken(ready())).toBe(
+    'GPU share: one quarter, simulated card. 12.3 of 20.0 gibibytes in use. open to resize'
+  );
+  const full = telemetry({ memory_used_bytes: 20 * GIB });
+  expect(spoken(reduce(ready(), { type: 'telemetry', telemetry: full }))).toContain('memory is full');
+});
+
+it('chooses what was wanted, else the current share', () => {
+  const { options } = session();
+  expect(chosen(options, '1/2')?.share).toBe('1/2');
+  expect(chosen(options, null)?.share).toBe('1/4');
+  expect(chosen(options, 'gone')?.share).toBe('1/4');
+  expect(chosen([], null)).toBeNull();
+});
+
+it('says what a choice would change', () => {
+  const now = session();
+  expect(consequence(now, now.options[2]!)).toBe(
+    'Memory 20.0 → 40.0 GiB, price 1.00 EUR/h → 1.60 EUR/h. Kernels keep running.'
+  );
+});
