@@ -128,7 +128,7 @@ def test_the_benchmarks_that_the_pages_name_exist() -> None:
 
 
 def test_variables_that_the_pages_name_are_read_somewhere() -> None:
-    known = variables(sources())
+    known = variables([*sources(), *(ROOT / "tests").rglob("*.py")])
     unknown = {
         f"{name(page)}: {variable}"
         for page in PAGES
