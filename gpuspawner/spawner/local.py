@@ -22,7 +22,7 @@ from gpuspawner.spawner import form, home
 from gpuspawner.spawner.client import Json, ServiceClient
 from gpuspawner.spawner.errors import Refused
 from gpuspawner.spawner.options import Choice, options_from_form, read_options
-from gpuspawner.spawner.process import is_same, start_time
+from gpuspawner.processes import is_same, start_time
 from gpuspawner.spawner.words import profile_words, size_words
 
 State = dict[str, Any]
@@ -47,9 +47,9 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
         "http://127.0.0.1:8003/services/gpuspawner/api/v1",
         help="Address of the gpuspawner service's REST API.",
     ).tag(config=True)
-    service_token_file = Unicode(
-        help="File that holds the service's token. Readable for the hub's user only."
-    ).tag(config=True)
+    service_token_file = Unicode(help="File that holds the service's token. Readable for the hub's user only.").tag(
+        config=True
+    )
     server_log_dir = Unicode(
         "", help="Folder for the servers' output, a file per session. Empty: the hub's own output."
     ).tag(config=True)

@@ -1,0 +1,117 @@
+# gpuspawner: `make up` runs it, `make test` tests it. Both set up what they need first; a second time that takes a moment.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+PY := .venv/bin/python
+STAMPS := .stamps
+UV = $$(tools/uv)
+export UV_LINK_MODE ?= copy
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export GPUSPAWNER_STOP_COMMAND ?= make stop
+
+simulation_src := $(wildcard gpuspawner/simulation/Makefile $(shell find gpuspawner/simulation/src -type f 2>/dev/null))
+limits_src := $(wildcard gpuspawner/node/limits/Makefile $(shell find gpuspawner/node/limits -type f \( -name '*.c' -o -name '*.h' -o -name '*.map' \) 2>/dev/null))
+lab_src := $(shell find extensions/lab/src extensions/lab/style -type f 2>/dev/null) $(wildcard extensions/lab/tsconfig*.json)
+lab_py := $(shell find extensions/lab/gpuspawner_lab extensions/lab/jupyter-config -type f -not -path '*/labextension/*' -not -path '*/__pycache__/*' 2>/dev/null)
+
+.PHONY: help up stop status test lint bench setup setup-dev lock clean
+
+help: ## this list
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+
+up: setup ## set up and run JupyterHub at 127.0.0.1:8000 (GPUSPAWNER_PORT) until Ctrl-C
+	@exec $(PY) -m gpuspawner.cli up
+
+stop: ## end everything, the servers that run on included
+	@[ -x $(PY) ] || { echo "Nothing is set up, so nothing is running."; exit 0; }
+	$(PY) -m gpuspawner.cli stop
+
+status: ## show the cards and the sessions
+	@[ -x $(PY) ] || { echo "Nothing is set up."; exit 1; }
+	$(PY) -m gpuspawner.cli status
+
+test: setup-dev ## check style and types and run every test
+	@tools/test
+
+lint: setup-dev ## check style and types only
+	@tools/test lint
+
+bench: setup-dev ## run every benchmark and print a table
+	@$(PY) -m tests.bench
+
+bench-%: setup-dev ## run one benchmark, e.g. make bench-resize
+	@$(PY) -m tests.bench $*
+
+setup: $(STAMPS)/runtime $(STAMPS)/package $(STAMPS)/proxy $(STAMPS)/simulation $(STAMPS)/limits $(STAMPS)/lab ## set up all that `make up` needs
+
+setup-dev: $(STAMPS)/dev setup $(STAMPS)/browser ## set up all that `make test` needs
+
+lock: $(STAMPS)/venv ## resolve the Python dependencies anew
+	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra dev --upgrade -q -o requirements/lock.txt
+	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook -c requirements/lock.txt -q -o requirements/runtime.txt
+
+clean: ## remove everything that set-up made here (not your notebooks: those are in the state folder)
+	rm -rf .venv $(STAMPS) node_modules extensions/lab/node_modules extensions/lab/lib extensions/lab/gpuspawner_lab/labextension
+	rm -rf gpuspawner/simulation/bin gpuspawner/node/limits/bin test-output
+
+# -- set-up, a stamp for each step ------------------------------------------------------------------------
+
+$(STAMPS)/venv: tools/uv tools/python
+	@mkdir -p $(STAMPS)
+	@echo "== Python environment"
+	python="$$(tools/python)"; [ -x $(PY) ] || $(UV) venv -q --python "$$python" .venv
+	@touch $@
+
+$(STAMPS)/runtime: requirements/runtime.txt | $(STAMPS)/venv
+	@echo "== Python packages"
+	$(UV) pip install -q --python $(PY) -r requirements/runtime.txt
+	@touch $@
+
+$(STAMPS)/dev: requirements/lock.txt | $(STAMPS)/runtime
+	@echo "== Python packages for tests"
+	$(UV) pip install -q --python $(PY) -r requirements/lock.txt
+	@touch $@
+
+$(STAMPS)/package: pyproject.toml | $(STAMPS)/runtime
+	$(UV) pip install -q --python $(PY) --no-deps -e .
+	@touch $@
+
+$(STAMPS)/proxy: package.json package-lock.json
+	@mkdir -p $(STAMPS); tools/node-version
+	@echo "== configurable-http-proxy"
+	npm ci --no-audit --no-fund --loglevel=error
+	@touch $@
+
+$(STAMPS)/simulation: $(simulation_src)
+	@mkdir -p $(STAMPS)
+	@echo "== simulated cards"
+	$(MAKE) -s -C gpuspawner/simulation
+	@touch $@
+
+$(STAMPS)/limits: $(limits_src)
+	@mkdir -p $(STAMPS)
+	@echo "== limits"
+	$(MAKE) -s -C gpuspawner/node/limits
+	@touch $@
+
+$(STAMPS)/lab-modules: extensions/lab/package.json extensions/lab/package-lock.json
+	@mkdir -p $(STAMPS); tools/node-version
+	@echo "== Lab extension: packages"
+	cd extensions/lab && npm ci --no-audit --no-fund --loglevel=error
+	@touch $@
+
+$(STAMPS)/lab-build: $(STAMPS)/lab-modules $(lab_src) | $(STAMPS)/runtime
+	@echo "== Lab extension: build"
+	cd extensions/lab && npm run -s build
+	@touch $@
+
+$(STAMPS)/lab: $(STAMPS)/lab-build $(lab_py) extensions/lab/pyproject.toml | $(STAMPS)/package
+	@echo "== Lab extension: install"
+	$(UV) pip install -q --python $(PY) --no-deps --reinstall-package gpuspawner-lab ./extensions/lab
+	@touch $@
+
+$(STAMPS)/browser: tools/browser
+	@mkdir -p $(STAMPS); tools/browser
+	@touch $@
