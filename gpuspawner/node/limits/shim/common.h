@@ -1,0 +1,55 @@
+/* What both shims share: the limits, the accounts, the way to the real driver. */
+#ifndef GPUSPAWNER_COMMON_H
+#define GPUSPAWNER_COMMON_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "abi.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+/* Each shim's own: called in the child after a fork. */
+void shim_after_fork(void);
+
+/* One line on stderr, and only the first time for each `flag`. */
+__attribute__((format(printf, 2, 3))) void say_once(atomic_flag *flag, const char *format, ...);
+
+/* driver.c: the real driver, which is the one library that this one needs by an absolute path. NULL where it has no such
+ * symbol. */
+void *driver_symbol(const char *name);
+
+/* limitfile.c. A card is named by its position in the limit file. */
+enum { NO_CARD = -1 };
+struct card_limit {
+    uint64_t memory_bytes, context_bytes;
+    bool present;
+};
+/* All fail closed: without a limit file that can be believed there are no cards and no memory, and one line says why. */
+bool limits_ready(void);
+int limits_find(const uint8_t uuid[16]);
+struct card_limit limits_of(int card);
+void limits_uuid(int card, uint8_t uuid[16]);
+uint64_t limits_generation(void);
+void limits_after_fork(void);
+
+/* accounts.c: the session's usage, over all its processes. */
+bool accounts_ready(void);
+/* Grants `bytes` to this process if the session then stays within the card's limit. */
+bool accounts_reserve(int card, uint64_t bytes);
+/* Counts what the driver has taken already, over the limit or not. */
+void accounts_add(int card, uint64_t bytes);
+void accounts_release(int card, uint64_t bytes);
+/* Bytes that the session uses of the card, as counted; UINT64_MAX if that cannot be known. */
+uint64_t accounts_used(int card);
+/* Gives back what dead processes held. */
+void accounts_reclaim(void);
+struct account {
+    uint32_t pid;
+    uint64_t bytes;
+};
+/* Fills at most `most` rows with the processes that use the card; returns how many there are. */
+unsigned accounts_list(int card, struct account *rows, unsigned most);
+
+#endif
