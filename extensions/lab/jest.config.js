@@ -2,5 +2,6 @@
 module.exports = {
   testEnvironment: 'node',
   testMatch: ['<rootDir>/src/__tests__/**/*.spec.{ts,tsx}'],
+  modulePathIgnorePatterns: ['<rootDir>/gpuspawner_lab/'],
   transform: { '\\.tsx?$': '@swc/jest' }
 };

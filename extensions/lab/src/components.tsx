@@ -46,18 +46,31 @@ export function StatusLine(props: {
 /** The panel behind the item: what is held and used, and the control to resize. */
 export function SharePanel(props: {
   state: State;
-  wanted: string | null;
-  onWant: (share: string) => void;
+  /** The share that is chosen at first, instead of the current one. */
+  wanted?: string;
+  onChoose: () => void;
   onResize: (share: string) => void;
 }): React.JSX.Element {
   const { state } = props;
+  const { phase } = state.resize;
+  const [wanted, want] = React.useState(props.wanted ?? null);
+  // After a refusal the choice stays, to be tried again when memory was freed.
+  React.useEffect(() => {
+    if (phase === 'done') {
+      want(null);
+    }
+  }, [phase]);
+  // The keyboard goes to the current share as soon as there is one to choose from.
+  const panel = React.useRef<HTMLDivElement>(null);
+  const choosable = state.session !== null;
+  React.useEffect(() => {
+    panel.current?.querySelector<HTMLInputElement>('input:checked')?.focus();
+  }, [choosable]);
   const v = view(state);
   return (
-    <div className="jp-gpu-panel">
+    <div className="jp-gpu-panel" ref={panel}>
       <h2 className="jp-gpu-title">
-        <span>
-          {v.share === null ? 'GPU share' : `${v.share} GPU`}
-        </span>
+        <span>{v.share === null ? 'GPU share' : `GPU ${v.share}`}</span>
         {v.simulated && <span className="jp-gpu-simulated">simulated</span>}
       </h2>
       <div className="jp-gpu-model">{v.model ?? 'unknown card'}</div>
@@ -79,7 +92,20 @@ export function SharePanel(props: {
           {note}
         </p>
       ))}
-      {state.session && <ResizeForm {...props} session={state.session} />}
+      {state.session && (
+        <ResizeForm
+          state={state}
+          session={state.session}
+          wanted={wanted}
+          onWant={share => {
+            if (phase !== 'running') {
+              want(share);
+              props.onChoose();
+            }
+          }}
+          onResize={props.onResize}
+        />
+      )}
     </div>
   );
 }
@@ -123,7 +149,7 @@ function ResizeForm(props: {
         }
       }}
     >
-      <fieldset disabled={running}>
+      <fieldset>
         <legend>Resize to</legend>
         {session.options.map(item => (
           <Choice
@@ -136,7 +162,12 @@ function ResizeForm(props: {
         ))}
       </fieldset>
       <p className="jp-gpu-consequence">{option ? consequence(session, option) : ' '}</p>
-      <button type="submit" className="jp-mod-styled jp-mod-accept jp-gpu-submit" disabled={!ready}>
+      {/* Not `disabled`, which would take the keyboard's focus out of the panel in mid-resize. */}
+      <button
+        type="submit"
+        className="jp-mod-styled jp-mod-accept jp-gpu-submit"
+        aria-disabled={!ready}
+      >
         {running
           ? `Resizing to ${resize.share}…`
           : option && !option.current

@@ -45,8 +45,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
       }
       // The status bar is switched off: the same panel in the middle of the window.
       await showDialog({
-        title: 'GPU share',
         body: new SharePanelWidget(model),
+        focusNodeSelector: '.jp-gpu-choice input:checked',
         buttons: [Dialog.cancelButton({ label: 'Close' })]
       });
     };

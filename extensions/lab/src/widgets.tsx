@@ -16,6 +16,12 @@ export class StatusItem extends ReactWidget {
     super();
     this.addClass('jp-gpu-status');
     model.changed.connect(() => this.update());
+    // The panel closes by Escape wherever the focus is: in it, or still on the item.
+    this.node.addEventListener('keydown', event => {
+      if (event.key === 'Escape') {
+        this._popup?.dispose();
+      }
+    });
   }
 
   /** Open the panel above the item, or close it. */
@@ -25,7 +31,7 @@ export class StatusItem extends ReactWidget {
       return;
     }
     const body = new SharePanelWidget(this.model);
-    this._popup = showPopup({ body, anchor: this, align: 'right', hasDynamicSize: true });
+    this._popup = showPopup({ body, anchor: this, hasDynamicSize: true });
     this._popup.node.setAttribute('role', 'dialog');
     this._popup.node.setAttribute('aria-label', 'GPU share');
     body.disposed.connect(() => this.node.querySelector('button')?.focus());
@@ -42,6 +48,7 @@ export class SharePanelWidget extends ReactWidget {
   constructor(private readonly model: GPUModel) {
     super();
     this.addClass('jp-gpu-popup');
+    this.node.tabIndex = -1; // a click on its text keeps the focus inside, so that Escape closes it
     model.changed.connect(this.update, this);
   }
 
@@ -49,18 +56,8 @@ export class SharePanelWidget extends ReactWidget {
     return (
       <SharePanel
         state={this.model.state}
-        wanted={this._wanted}
-        onWant={share => {
-          this._wanted = share;
-          this.model.forget();
-          this.update();
-        }}
-        onResize={share => {
-          void this.model.resize(share).then(() => {
-            this._wanted = null;
-            this.update();
-          });
-        }}
+        onChoose={() => this.model.forget()}
+        onResize={share => void this.model.resize(share)}
       />
     );
   }
@@ -74,9 +71,6 @@ export class SharePanelWidget extends ReactWidget {
         void this.model.refresh();
       }
     }, OPTIONS_MS);
-    void this.renderPromise?.then(() =>
-      this.node.querySelector<HTMLInputElement>('input:checked')?.focus()
-    );
   }
 
   protected onBeforeDetach(msg: Message): void {
@@ -84,6 +78,5 @@ export class SharePanelWidget extends ReactWidget {
     super.onBeforeDetach(msg);
   }
 
-  private _wanted: string | null = null;
   private _timer = 0;
 }
