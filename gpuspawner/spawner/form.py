@@ -16,7 +16,7 @@ from gpuspawner.spawner.words import memory_words, model_words, size_words
 #: How firmly a share is held, for somebody who has never heard of it.
 GRADES = {
     "kernel": "The driver itself holds every share: nobody can use more than theirs.",
-    "guarded": "Every share is enforced in its server, and this machine checks the card itself on top.",
+    "guarded": "Each share's limit is enforced inside its server, and the machine watches the card itself as well.",
     "advisory": "Shares are held for programs that play by the rules. A program that sets out to get around "
     "its limit can do so on this machine.",
 }
@@ -81,17 +81,17 @@ def _shown(offer: Json, currency: str) -> Json:
     share = GPUShare.parse(offer["share"])
     price = offer["price_per_hour"]
     places = offer["free_places"]
-    each = " each" if share.cards > 1 else ""
+    times = f"{share.cards} × " if share.cards > 1 else ""
     return {
         "value": _value(offer),
         "id": f"share-{offer['model']}-{share.eighths}",
         "model": offer["model"],
         "model_name": offer.get("model_name") or model_words(offer["model"]),
         "size": size_words(share)[:1].upper() + size_words(share)[1:],
-        "eighths": min(share.eighths, 8),
-        "memory": memory_words(offer["memory_bytes"]) + each,
+        "bars": [share.eighths_per_card] * min(share.cards, 4),
+        "memory": times + memory_words(offer["memory_bytes"]),
         "price": "price unknown" if price is None else f"{price} {currency} per hour",
-        "places": None if places is None else f"{places} free" if places != 1 else "the last one",
+        "places": None if places is None else f"{places} free" if places != 1 else "only one left",
         "available": offer["available"],
         "reason": offer["reason"] or "Taken at the moment.",
     }

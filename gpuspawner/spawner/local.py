@@ -17,12 +17,12 @@ from sqlalchemy import inspect
 from traitlets import Instance, Integer, Unicode, default, validate
 
 from gpuspawner.errors import GPUSpawnerError
+from gpuspawner.processes import is_same, start_time
 from gpuspawner.share import GPUShare
 from gpuspawner.spawner import form, home
 from gpuspawner.spawner.client import Json, ServiceClient
 from gpuspawner.spawner.errors import Refused
 from gpuspawner.spawner.options import Choice, options_from_form, read_options
-from gpuspawner.processes import is_same, start_time
 from gpuspawner.spawner.words import profile_words, size_words
 
 State = dict[str, Any]

@@ -1,0 +1,94 @@
+"""What may be asked for when a server starts, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuspawner.errors import GPUSpawnerError
+from gpuspawner.share import GPUShare
+from gpuspawner.spawner.options import Choice, options_from_form, read_options
+
+
+@pytest.mark.parametrize(
+    ("options", "share"),
+    [
+        ({}, None),
+        ({"share": None, "model": None}, None),
+        ({"profile": "GPU 1/4 · H100 80 GB"}, None),
+        ({"share": "1/8"}, GPUShare(1)),
+        ({"share": "2"}, GPUShare(16)),
+        ({"share": "1/4", "model": "h100-80gb"}, GPUShare(2, "h100-80gb")),
+        ({"share": "a100-80gb:1/2"}, GPUShare(4, "a100-80gb")),
+        ({"share": "a100-80gb:1/2", "model": "a100-80gb"}, GPUShare(4, "a100-80gb")),
+    ],
+)
+def test_what_is_accepted(options: dict[str, Any], share: GPUShare | None) -> None:
+    assert read_options(options).share == share
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        *(
+            ({"share": given}, "share")
+            for given in [True, 1, 0.25, math.nan, math.inf, "1/3", "-1/8", "9/8", "1e999", "", " ", "1/4\n", ["1/4"]]
+        ),
+        ({"share": "x" * 10_000_000}, "share"),
+        ({"share": {"1/4": 1}}, "share"),
+        ({"share": "1/4", "model": "H100"}, "model"),
+        ({"share": "1/4", "model": "%d"}, "model"),
+        ({"share": "1/4", "model": 1}, "model"),
+        ({"share": "a100:1/4", "model": "h100"}, "model"),
+        ({"model": "h100"}, "model"),
+        ({"profile": 1}, "profile"),
+        ({"profile": "x" * 201}, "profile"),
+        ({"shares": "1/4"}, "shares"),
+        ({"share": "1/4", "y" * 10_000_000: 1}, "y"),
+        ([], "user_options"),
+        ("1/4", "user_options"),
+        (None, "user_options"),
+    ],
+)
+def test_what_is_refused_in_one_sentence_that_names_the_field(options: Any, field: str) -> None:
+    with pytest.raises(GPUSpawnerError) as refused:
+        read_options(options)
+    message = refused.value.message
+    assert message.startswith(field)
+    assert "llowed: " in message
+    assert "\n" not in message
+    assert len(message) < 400
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["share", "model", "profile", "other"]),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+            lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner, max_size=2),
+            max_leaves=4,
+        ),
+    )
+)
+def test_anything_is_either_accepted_or_refused_in_words(options: dict[str, Any]) -> None:
+    try:
+        choice = read_options(options)
+    except GPUSpawnerError:
+        return
+    # what was accepted is stored, and accepted again at the next start
+    assert read_options(choice.options) == choice
+
+
+def test_the_form_sends_the_model_with_the_share() -> None:
+    sent = {"share": ["h100-80gb:1/4"], "_xsrf": ["token"]}
+    assert options_from_form(sent) == {"share": "1/4", "model": "h100-80gb"}
+    assert read_options(options_from_form(sent)) == Choice(GPUShare(2, "h100-80gb"))
+
+
+def test_a_field_sent_twice_is_refused() -> None:
+    with pytest.raises(GPUSpawnerError, match="share"):
+        read_options(options_from_form({"share": ["1/4", "1/2"]}))

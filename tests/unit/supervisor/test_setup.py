@@ -1,0 +1,31 @@
+"""The state folder as the supervisor makes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpuspawner.supervisor import setup
+
+
+def test_secrets_are_private_kept_and_long_enough(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    setup.create(state)
+    found = {name: (state / "secrets" / name).read_text() for name in setup.SECRETS}
+    assert len(set(found.values())) == len(found)
+    assert len(found["user_password"].strip()) >= 16
+    assert len(found["admin_password"].strip()) >= 32
+    for path in [state, state / "secrets"]:
+        assert path.stat().st_mode & 0o777 == 0o700
+    for name in found:
+        assert (state / "secrets" / name).stat().st_mode & 0o777 == 0o600
+    setup.create(state)
+    assert found == {name: (state / "secrets" / name).read_text() for name in setup.SECRETS}
+
+
+def test_logs_of_earlier_runs_are_numbered_and_few(tmp_path: Path) -> None:
+    for run in range(8):
+        (tmp_path / "hub.log").write_text(str(run))
+        setup.rotate_logs(tmp_path)
+    assert not (tmp_path / "hub.log").exists()
+    assert [(tmp_path / f"hub.log.{number}").read_text() for number in range(1, 6)] == ["7", "6", "5", "4", "3"]
+    assert len(list(tmp_path.iterdir())) == 5
