@@ -1,10 +1,10 @@
 import { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
-import { Dialog, ICommandPalette, showDialog } from '@jupyterlab/apputils';
+import { Dialog, ICommandPalette } from '@jupyterlab/apputils';
 import { IStatusBar } from '@jupyterlab/statusbar';
 
 import { GPUAPI } from './api';
 import { GPUModel } from './model';
-import { SharePanelWidget, StatusItem } from './widgets';
+import { PanelDialog, SharePanelWidget, StatusItem } from './widgets';
 
 export namespace CommandIDs {
   export const resize = 'gpuspawner:resize';
@@ -44,11 +44,11 @@ const plugin: JupyterFrontEndPlugin<void> = {
         return;
       }
       // The status bar is switched off: the same panel in the middle of the window.
-      await showDialog({
+      await new PanelDialog({
         body: new SharePanelWidget(model),
         focusNodeSelector: '.jp-gpu-choice input:checked',
         buttons: [Dialog.cancelButton({ label: 'Close' })]
-      });
+      }).launch();
     };
     commands.addCommand(CommandIDs.resize, {
       label: 'GPU: Resize share…',

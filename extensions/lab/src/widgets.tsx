@@ -1,5 +1,6 @@
 /** The components as Lumino widgets. */
 
+import { Dialog } from '@jupyterlab/apputils';
 import { Popup, showPopup } from '@jupyterlab/statusbar';
 import { ReactWidget } from '@jupyterlab/ui-components';
 import type { Message } from '@lumino/messaging';
@@ -79,4 +80,13 @@ export class SharePanelWidget extends ReactWidget {
   }
 
   private _timer = 0;
+}
+
+/** A dialog in which Enter belongs to the form: it resizes, as in the popup, instead of closing. */
+export class PanelDialog extends Dialog<unknown> {
+  protected _evtKeydown(event: KeyboardEvent): void {
+    if (event.key !== 'Enter') {
+      super._evtKeydown(event);
+    }
+  }
 }
