@@ -35,7 +35,10 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def chromium() -> Iterator[Browser]:
     """One Chromium for all tests of a module."""
     program = os.environ.get("GPUSPAWNER_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    assert program, "Chromium is needed: install Debian's package chromium, or name it in GPUSPAWNER_TEST_CHROMIUM"
+    if program is None:
+        reason = "no Chromium here: install Debian's package chromium, or name one in GPUSPAWNER_TEST_CHROMIUM"
+        assert "CI" not in os.environ, reason
+        pytest.skip(reason)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=_ARGUMENTS)
         yield browser

@@ -53,7 +53,7 @@ def test_sign_in_pick_a_share_compute_resize(page: Page, hub: Stack, pictures: P
     sign_in(page, hub, "ann")
 
     # The form: what is free now, each with memory and price.
-    eighth = page.get_by_role("radio", name="1/8")
+    eighth = page.get_by_role("radio", name="1/8 of a card")
     expect(eighth).to_be_enabled()
     form = page.locator("#gpu-form")
     expect(form).to_contain_text("Simulated cards")
@@ -65,7 +65,7 @@ def test_sign_in_pick_a_share_compute_resize(page: Page, hub: Stack, pictures: P
 
     # Progress, then JupyterLab with the tour.
     page.wait_for_url(re.compile(r"/user/ann/lab/tree/tour\.ipynb"), timeout=90_000)
-    status = page.locator(".jp-StatusBar-Widget .gpuspawner-status, .gpuspawner-StatusItem, [class*=gpuspawner]").first
+    status = page.locator(".jp-gpu-item")
     tour = Notebook(page)
     expect(tour.cells.first).to_be_visible()
     expect(page.locator(".jp-Notebook-ExecutionIndicator").first).to_have_attribute("data-status", "idle")
@@ -115,10 +115,10 @@ def test_what_is_taken_is_greyed_out_with_the_reason(page: Page, hub: Stack) -> 
         ]
         try:
             sign_in(page, hub, "bob")
-            whole = page.get_by_role("radio", name="1 card")
+            whole = page.get_by_role("radio", name="A whole card")
             expect(whole).to_be_disabled()
             expect(page.locator("label.taken").first).to_contain_text("no card is wholly free now")
-            expect(page.get_by_role("radio", name="1/8")).to_be_enabled()
+            expect(page.get_by_role("radio", name="1/8 of a card")).to_be_enabled()
         finally:
             for session in held:
                 service.delete(f"/sessions/{session}")
