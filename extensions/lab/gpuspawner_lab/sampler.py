@@ -154,14 +154,20 @@ class TelemetrySampler:
             loop = asyncio.get_running_loop()
             self._reading = loop.run_in_executor(self._thread, self._reader.read, uuids)
             self._reading_since = time.monotonic()
-        done, _ = await asyncio.wait({self._reading}, timeout=DRIVER_PATIENCE)
+        # Several requests may wait for the same reading; whoever is first puts it away.
+        reading = self._reading
+        done, _ = await asyncio.wait({reading}, timeout=DRIVER_PATIENCE)
         if not done:
             return [], f"The driver has not answered for {time.monotonic() - self._reading_since:.0f} s."
-        reading, self._reading = self._reading, None
+        if self._reading is reading:
+            self._reading = None
         try:
             return reading.result(), None
         except NVMLUnavailable as error:
             return [], str(error)
+        except Exception as error:  # a driver's library of an unexpected kind is no reason to show nothing
+            self._log.debug("gpuspawner: the driver could not be read: %r", error)
+            return [], f"The driver could not be read ({type(error).__name__})."
 
 
 def _whole(value: float | None) -> int | None:

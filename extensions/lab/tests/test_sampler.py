@@ -181,6 +181,13 @@ async def test_a_hanging_driver_does_not_hold_the_event_loop(service: Service, m
     await sampler.stop()
 
 
+async def test_samples_at_the_same_time_share_a_reading(service: Service) -> None:
+    sampler, _ = make(service, lab_nvml.FakeNVML(lab_nvml.card()))
+    samples = await asyncio.gather(*(sampler.sample() for _ in range(20)))
+    await sampler.stop()
+    assert {sample["memory_used_bytes"] for sample in samples} == {3 * GIB}
+
+
 @pytest.mark.parametrize("value", [0, -1, 0.1, 61, float("nan"), float("inf")])
 def test_settings_are_checked(value: float) -> None:
     with pytest.raises(TraitError, match="sample_seconds"):
