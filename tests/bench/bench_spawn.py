@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.machine import until
+from tests.support.common import until
 from tests.support.stack import Stack, stack
 
 ROUNDS = 7

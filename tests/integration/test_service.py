@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.machine import Machine, SessionProgram, machine, until
+from support.common import until
+from support.machine import Machine, SessionProgram, machine
 
 GIB = 1 << 30
 

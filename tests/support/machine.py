@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 
 from gpuspawner.node.limits import launch as session_launch
 from gpuspawner.simulation import SimulatedCards
 
-T = TypeVar("T")
+from .common import free_ports, until
+
 SERVICE_TOKEN = "t" * 64
 
 # Reads an expression or statement a line, runs it, and answers with JSON: what a kernel does, without Jupyter.
@@ -62,34 +61,6 @@ def free_all():
     while pointers:
         assert driver.cuMemFree(pointers.pop())[0] == 0
 """
-
-
-def until(condition: Callable[[], T], timeout: float = 20.0, what: str = "it") -> T:
-    """The first true value of `condition`, asked again every 20 ms. AssertionError after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"waited {timeout} s for {what}"
-        time.sleep(0.02)
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody listens on."""
-    for first in range(20000 + os.getpid() % 10000, 60000, count):
-        held: list[socket.socket] = []
-        try:
-            for port in range(first, first + count):
-                held.append(socket.socket())
-                held[-1].bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        finally:
-            for one in held:
-                one.close()
-        return first
-    raise AssertionError("no free ports")
 
 
 class SessionProgram:

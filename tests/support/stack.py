@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from .machine import free_ports, until
+from .common import free_ports, until
 
 _STARTED_WITHIN = 90.0
 
