@@ -1,7 +1,5 @@
 """The REST API: FastAPI over SessionService, authorised by JupyterHub's tokens and scopes."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import AsyncIterator
