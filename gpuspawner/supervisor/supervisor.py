@@ -79,7 +79,7 @@ async def answers(part: Part) -> bool:
         status = await status_of(part.url, part.headers)
         return status is not None and status < 400
     if part.socket is not None:
-        probe = socket.socket(socket.AF_UNIX)
+        probe = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.closing(probe):
             probe.settimeout(5.0)
             return probe.connect_ex(str(part.socket)) == 0
