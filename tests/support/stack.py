@@ -115,12 +115,13 @@ class Stack:
             timeout=30,
         )
 
-    def browser(self, user: str | None = None) -> Browser:
+    @contextmanager
+    def browser(self, user: str | None = None) -> Iterator[Browser]:
         """A client of the public address; signed in if a user is named."""
-        client = Browser(base_url=self.url, timeout=60)
-        if user is not None:
-            client.sign_in(user, self.secret("admin_password" if user == "admin" else "user_password"))
-        return client
+        with Browser(base_url=self.url, timeout=60) as client:
+            if user is not None:
+                client.sign_in(user, self.secret("admin_password" if user == "admin" else "user_password"))
+            yield client
 
     def token(self, user: str, **options: Any) -> str:
         """An API token of a user, as their token page makes it."""
