@@ -249,14 +249,22 @@ def _operations(plan: SessionPlan, uid: int, gid: int) -> list[str]:
     steps += [(path, 1, ["bindro", str(path), str(path)]) for path in expose if is_hidden(path)]
     steps += [(path, 2, ["bind", str(path), str(path)]) for path in _with_real([plan.home]) if is_hidden(path)]
     steps.sort(key=lambda step: (step[0].parts, step[1]))  # parents before children
-    words = [word for _, _, step in steps for word in step]
+    shown: dict[Path, bool] = {}  # of the places above: whether there is more below them than we put there
+    words, covered = [], []
+    for path, _, step in steps:
+        above = next((shown[parent] for parent in path.parents if parent in shown), True)
+        if step[0] == "cover" and not above:
+            continue
+        shown[path] = step[0].startswith("bind")
+        words += step
+        covered += [path] if step[0] == "cover" else []
     words += _own_places(plan)
     words += _etc(plan, uid, gid)
     # Programs that name the driver by its own path get the shim too.
     for shim, driver in ((build.SHIM_CUDA, plan.driver.cuda), (build.SHIM_NVML, plan.driver.nvml)):
         if not is_hidden(driver.resolve()) or any(driver.resolve().is_relative_to(path) for path in expose):
             words += ["bindro?", str(shim), str(driver.resolve())]
-    for path in sorted(covers | {INSIDE}, key=lambda path: path.parts, reverse=True):
+    for path in [*reversed(covered), INSIDE]:
         words += ["seal", str(path)]
     return [*words, "proc", "/proc"]
 

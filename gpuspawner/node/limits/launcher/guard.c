@@ -263,7 +263,9 @@ _Noreturn void guard_run(struct plan *plan, pid_t launcher, char **command)
         int got = sigwaitinfo(&all, NULL);
         if (got == order_to_kill()) {
             kill(child, SIGKILL);
-            if (!plan->namespaces)
+            if (plan->namespaces) /* returns once the whole namespace is empty */
+                waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT);
+            else
                 end_descendants();
             _exit(128 + SIGKILL);
         }

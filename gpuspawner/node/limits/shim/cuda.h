@@ -167,6 +167,8 @@ bool reserve(int card, uint64_t bytes);
 CUresult pools_free(CUdeviceptr address);
 /* Brings the accounts of all pools up to date where they may have shrunk; nearly free where none has. */
 void pools_settle(void);
+/* A context ended, and with it perhaps what pools held. */
+void pools_changed(void);
 void pools_after_fork(void);
 
 /* cuda_vmm.c, cuda_context.c */

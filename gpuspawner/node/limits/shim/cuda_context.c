@@ -111,6 +111,7 @@ static CUresult ended(CUresult result, CUcontext context)
     }
     pthread_mutex_unlock(&lock);
     table_end_context(context);
+    pools_changed();
     return result;
 }
 
@@ -153,6 +154,7 @@ static CUresult primary_ended(CUresult result, CUdevice device)
         primary[device].charged = false;
         accounts_release(primary[device].card, primary[device].bytes);
         table_end_context(primary[device].context);
+        pools_changed();
     }
     pthread_mutex_unlock(&lock);
     return result;

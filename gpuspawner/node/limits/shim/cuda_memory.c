@@ -153,25 +153,29 @@ static uint64_t element_bytes(int format, unsigned channels)
 
 static uint64_t at_least_1(uint64_t value) { return value != 0 ? value : 1; }
 
-/* Width x height x depth x element, each level of a mipmap halved, rounded up: what the driver takes at least. */
+/* Rows of elements, rounded up to ROW, times height and depth, rounded up to GRANULE; a mipmap's levels each so, halved from
+ * one to the next, as many as there are until nothing is left to halve. A real driver's tiling may take somewhat more; the
+ * node sees that in the driver's own figures. */
 static bool array_bytes(const struct array3d_descriptor *d, unsigned levels, uint64_t *bytes)
 {
-    uint64_t sum = 0, width = at_least_1(d->width), height = at_least_1(d->height), depth = at_least_1(d->depth);
-    bool layered = (d->flags & 0x01) != 0;
-    if (d->flags & (ARRAY_SPARSE | ARRAY_DEFERRED)) { /* memory comes later, mapped by cuMemMapArrayAsync */
-        *bytes = 0;
+    enum { ROW = 32, LAYERED = 1 };
+    uint64_t width = at_least_1(d->width), height = at_least_1(d->height), depth = at_least_1(d->depth);
+    bool layered = (d->flags & LAYERED) != 0;
+    *bytes = 0;
+    if (d->flags & (ARRAY_SPARSE | ARRAY_DEFERRED)) /* memory comes later, mapped by cuMemMapArrayAsync */
         return true;
-    }
     for (unsigned level = 0; level < levels; level++) {
         uint64_t part;
-        if (__builtin_mul_overflow(width, height, &part) || __builtin_mul_overflow(part, depth, &part) ||
-            __builtin_mul_overflow(part, element_bytes(d->format, at_least_1(d->channels)), &part) ||
-            __builtin_add_overflow(sum, part, &sum))
+        if (__builtin_mul_overflow(width, element_bytes(d->format, d->channels), &part) || !round_up(part, ROW, &part) ||
+            __builtin_mul_overflow(part, height, &part) || __builtin_mul_overflow(part, depth, &part) ||
+            !round_up(part, GRANULE, &part) || __builtin_add_overflow(*bytes, part, bytes))
             return false;
+        if (width == 1 && height == 1 && (layered || depth == 1))
+            break;
         width = at_least_1(width / 2), height = at_least_1(height / 2);
         depth = layered ? depth : at_least_1(depth / 2);
     }
-    return round_up(sum, GRANULE, bytes);
+    return true;
 }
 
 static CUresult array_begin(const struct array3d_descriptor *descriptor, unsigned levels, int *card, uint64_t *bytes)

@@ -144,6 +144,16 @@ void pools_settle(void)
     pthread_mutex_unlock(&lock);
 }
 
+void pools_changed(void)
+{
+    pthread_mutex_lock(&lock);
+    for (struct pool *pool = pools; pool != NULL; pool = pool->next) {
+        set_may_shrink(pool, !pool->destroyed);
+        settle(pool);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 static bool is_capturing(CUstream stream)
 {
     int status = 0;
@@ -197,6 +207,12 @@ static CUresult pool_of(const struct request *r, struct pool **found)
     return *found != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+static uint64_t spare(struct pool *pool)
+{
+    uint64_t reserved, used;
+    return read_pool(pool, &reserved, &used) && reserved > used ? reserved - used : 0;
+}
+
 static CUresult allocate_locked(const struct request *r)
 {
     struct pool *pool;
@@ -208,13 +224,16 @@ static CUresult allocate_locked(const struct request *r)
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (!limits_of(pool->card).present && pool->card != NO_CARD)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    /* As if nothing that the pool keeps could serve it; what it keeps is given up first if there is no room. */
+    /* As if nothing that the pool keeps could serve it. If there is no room for that, pools give up what they keep, frees
+     * that still wait for their turn included; what this one still has then may serve the request without growth. */
     if (!reserve_locked(pool->card, growth)) {
-        if (is_capturing(r->stream) || !pool->may_shrink)
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        (void)REAL(cuStreamSynchronize, (CUstream), r->stream); /* frees that still wait for their turn */
-        if (!reserve_locked(pool->card, growth))
-            return CUDA_ERROR_OUT_OF_MEMORY;
+        if (pool->may_shrink && !is_capturing(r->stream))
+            (void)REAL(cuStreamSynchronize, (CUstream), r->stream);
+        if (!reserve_locked(pool->card, growth)) {
+            if (spare(pool) < r->size)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+            growth = 0;
+        }
     }
     result = call(r);
     uint64_t reserved = pool->charged, used = 0;
@@ -299,6 +318,14 @@ static CUresult freed(CUresult result, bool known, const struct held *held)
 static CUresult free_ordered(CUdeviceptr address, CUstream stream, bool per_thread)
 {
     struct held held;
+    if (table_take(HELD_PLAIN, address, &held)) { /* allowed for plain memory too */
+        CUresult result = free_async(address, stream, per_thread);
+        if (result == CUDA_SUCCESS)
+            accounts_release(held.card, held.bytes);
+        else
+            table_put(&held);
+        return result;
+    }
     pthread_mutex_lock(&lock);
     bool known = table_take(HELD_POOLED, address, &held);
     CUresult result = freed(free_async(address, stream, per_thread), known, &held);

@@ -1,0 +1,200 @@
+"""The limit and usage files, from the node's side."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import threading
+from pathlib import Path
+
+import pytest
+
+from gpuspawner.node.limits import abi
+from gpuspawner.node.limits.abi import CardLimit, LimitFileError, read_limits, read_usage, write_limits
+
+A = "GPU-00000000-0000-4000-8000-00000000000a"
+B = "GPU-00000000-0000-4000-8000-00000000000b"
+C = "MIG-00000000-0000-4000-8000-00000000000c"
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    limits = [CardLimit(A, 1, 10 << 30, 64 << 20), CardLimit(C, 8, (1 << 63) - 1)]
+    write_limits(tmp_path / "limit", limits)
+    assert read_limits(tmp_path / "limit") == limits
+    assert (tmp_path / "limit").stat().st_size == abi.LIMIT_SIZE
+
+
+def test_a_change_keeps_the_file_so_that_those_who_mapped_it_see_it(tmp_path: Path) -> None:
+    path = tmp_path / "limit"
+    write_limits(path, [CardLimit(A, 1, 100)])
+    inode = path.stat().st_ino
+    with path.open("rb") as file:
+        write_limits(path, [CardLimit(A, 2, 200)])
+        assert path.stat().st_ino == inode
+        generation = struct.unpack_from("=Q", file.read(), 16)[0]
+    assert generation == 2
+    assert read_limits(path) == [CardLimit(A, 2, 200)]
+
+
+def test_cards_keep_their_position(tmp_path: Path) -> None:
+    path = tmp_path / "limit"
+    write_limits(path, [CardLimit(A, 8, 100), CardLimit(B, 8, 200)])
+    write_limits(path, [CardLimit(C, 8, 300), CardLimit(B, 8, 400)])
+    assert read_limits(path) == [CardLimit(B, 8, 400), CardLimit(C, 8, 300)]  # A's place is kept for A
+    write_limits(path, [CardLimit(A, 1, 1)])
+    assert read_limits(path) == [CardLimit(A, 1, 1)]
+
+
+def test_a_writer_that_dies_before_the_last_store_leaves_the_old_limits(tmp_path: Path) -> None:
+    path = tmp_path / "limit"
+    write_limits(path, [CardLimit(A, 1, 100)])
+    before = path.read_bytes()
+    write_limits(path, [CardLimit(A, 2, 200)])
+    after = bytearray(path.read_bytes())
+    after[16:24] = before[16:24]
+    path.write_bytes(after)
+    assert read_limits(path) == [CardLimit(A, 1, 100)]
+
+
+def test_readers_never_see_a_mixture(tmp_path: Path) -> None:
+    path = tmp_path / "limit"
+    write_limits(path, [CardLimit(A, 1, 1000), CardLimit(B, 1, 1000)])
+    stop = threading.Event()
+    seen: list[list[CardLimit]] = []
+
+    def read() -> None:
+        while not stop.is_set():
+            seen.append(read_limits(path))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for i in range(1, 200):
+        write_limits(path, [CardLimit(A, i % 9, i * 1000), CardLimit(B, i % 9, i * 1000)])
+    stop.set()
+    reader.join()
+    assert seen
+    assert all(one.memory_bytes == two.memory_bytes and one.eighths == two.eighths for one, two in seen)
+
+
+@pytest.mark.parametrize("size", [0, 1, 24, 1024, abi.LIMIT_SIZE - 1, abi.LIMIT_SIZE + 1])
+def test_a_file_of_another_size_is_refused(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "limit"
+    write_limits(path, [CardLimit(A, 1, 100)])
+    os.truncate(path, size)
+    with pytest.raises(LimitFileError, match="expected 4096"):
+        read_limits(path)
+    write_limits(path, [CardLimit(A, 2, 200)])  # the node mends it
+    assert read_limits(path) == [CardLimit(A, 2, 200)]
+
+
+def test_damage_is_noticed_wherever_it_matters(tmp_path: Path) -> None:
+    path = tmp_path / "limit"
+    limits = [CardLimit(A, 3, 12345, 678), CardLimit(B, 8, 1 << 40)]
+    write_limits(path, limits)
+    whole = path.read_bytes()
+    random_ = random.Random(5)
+    refused = 0
+    for at in [*range(24), *range(2048, 2048 + 800, 7), *random_.sample(range(abi.LIMIT_SIZE), 200)]:
+        content = bytearray(whole)
+        content[at] ^= 1 << random_.randrange(8)
+        path.write_bytes(content)
+        try:
+            assert read_limits(path) == limits, at
+        except LimitFileError:
+            refused += 1
+    assert refused >= 24 + 800 // 7
+
+
+@pytest.mark.parametrize(
+    ("field", "limit"),
+    [
+        ("uuid", ("GPU-1", 1, 1)),
+        ("uuid", ("00000000-0000-4000-8000-00000000000a", 1, 1)),
+        ("uuid", (None, 1, 1)),
+        ("eighths", (A, 9, 1)),
+        ("eighths", (A, -1, 1)),
+        ("eighths", (A, True, 1)),
+        ("eighths", (A, 1.0, 1)),
+        ("memory_bytes", (A, 1, -1)),
+        ("memory_bytes", (A, 1, 1 << 63)),
+        ("memory_bytes", (A, 1, "1")),
+        ("context_bytes", (A, 1, 1, -1)),
+    ],
+)
+def test_a_limit_that_is_none_is_refused_by_the_name_of_its_field(field: str, limit: tuple[object, ...]) -> None:
+    with pytest.raises(ValueError, match=rf"^{field}: given .*allowed"):
+        CardLimit(*limit)  # type: ignore[arg-type]
+
+
+def test_one_card_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="2 limits for 1 cards"):
+        write_limits(tmp_path / "limit", [CardLimit(A, 1, 1), CardLimit(A, 1, 2)])
+
+
+def test_more_than_sixteen_cards_are_refused_and_nothing_changes(tmp_path: Path) -> None:
+    path = tmp_path / "limit"
+    cards = [CardLimit(f"GPU-00000000-0000-4000-8000-{i:012x}", 8, i) for i in range(17)]
+    write_limits(path, cards[:16])
+    with pytest.raises(ValueError, match="allowed are 16"):
+        write_limits(path, cards[16:])
+    assert read_limits(path) == cards[:16]
+
+
+def _usage(path: Path, rows: list[tuple[int, int, int]]) -> None:
+    """Rows: slot, owner, bytes on the first card."""
+    abi.create_usage(path)
+    content = bytearray(path.read_bytes())
+    content[64:80] = bytes.fromhex(A.removeprefix("GPU-").replace("-", ""))
+    for slot, owner, amount in rows:
+        struct.pack_into("=Q", content, 4096 + slot * 8, owner)
+        struct.pack_into("=Q", content, 4096 + 8192 + slot * 8, amount)
+    path.write_bytes(content)
+
+
+def test_usage_is_read_by_process(tmp_path: Path) -> None:
+    path = tmp_path / "usage"
+    start = 4711 << 23
+    _usage(path, [(0, start | 12, 1000), (1, 0, 5), (7, start | 13, 0), (1023, start | 14, 2)])
+    assert read_usage(path) == [abi.ProcessUsage(12, A, 1000), abi.ProcessUsage(14, A, 2)]
+
+
+def test_an_existing_usage_file_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "usage"
+    _usage(path, [(0, 1, 1000)])
+    abi.create_usage(path)
+    assert len(read_usage(path)) == 1
+
+
+def test_hostile_usage_gives_some_rows_or_a_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "usage"
+    abi.create_usage(path)
+    random_ = random.Random(7)
+    content = bytearray(random_.randbytes(abi.USAGE_SIZE))
+    content[:16] = path.read_bytes()[:16]
+    path.write_bytes(content)
+    rows = read_usage(path)
+    assert 0 < len(rows) <= abi.MAX_CARDS * abi.MAX_SLOTS
+    assert all(0 <= row.bytes < 1 << 64 and 0 <= row.pid < 1 << 22 for row in rows)
+    path.write_bytes(random_.randbytes(abi.USAGE_SIZE))
+    with pytest.raises(LimitFileError, match="not a usage file"):
+        read_usage(path)
+
+
+@pytest.mark.parametrize("size", [0, 4096, abi.USAGE_SIZE - 1, abi.USAGE_SIZE + 1])
+def test_usage_of_another_size_is_refused(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "usage"
+    abi.create_usage(path)
+    os.truncate(path, size)
+    with pytest.raises(LimitFileError, match="expected a plain file of 471040"):
+        read_usage(path)
+
+
+def test_usage_is_no_way_to_other_files(tmp_path: Path) -> None:
+    abi.create_usage(tmp_path / "real")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="symbolic link"):
+        read_usage(tmp_path / "link")
+    with pytest.raises(LimitFileError):  # and does not wait for a writer
+        read_usage(tmp_path / "fifo")
