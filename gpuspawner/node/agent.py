@@ -280,7 +280,11 @@ class Agent:
             prepared = launch.prepare(plan)
         except launch.LaunchError as error:
             raise Unavailable(f"The session cannot be started on this machine: {error}.", code="launch") from error
-        env = {**prepared.env, "CUDA_VISIBLE_DEVICES": ",".join(record.cards)}
+        env = {
+            **prepared.env,
+            "CUDA_VISIBLE_DEVICES": ",".join(record.cards),
+            "GPUSPAWNER_SESSION": record.session,
+        }
         return Started(prepared.argv_prefix, env, prepared.grade, account.home, account.uid)
 
     def _used(self, record: Record) -> int | None:
