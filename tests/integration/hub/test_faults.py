@@ -1,0 +1,136 @@
+"""kill -9 of any part: kernels go on, no eighth is lost or given twice, a restart finds the truth."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from support.common import until
+from support.hub import Hub, Kernel
+from support.stack import Stack
+
+from gpuspawner.node.limits.launch import session_pids
+
+pytestmark = [pytest.mark.hub, pytest.mark.timeout(300)]
+
+
+def goes_on(kernel: Kernel) -> bool:
+    """Whether the kernel is reachable again, as the same kernel with what it knew."""
+    until(kernel.answers, 60, "the kernel behind the proxy")
+    return kernel("print(kept)") == "42\n"
+
+
+@pytest.mark.parametrize("part", ["hub", "proxy", "service"])
+def test_a_killed_part_is_restarted_and_the_kernel_does_not_notice(hub: Hub, part: str) -> None:
+    with hub.user("ann") as ann:
+        session = ann.start({"share": "1/4"})
+        kernel = ann.kernel()
+        kernel("kept = 42")
+        hub.kill(part)
+        assert goes_on(kernel)
+        until(lambda: ann.browser.get("/hub/health").status_code == 200, 60, "the hub")
+        until(lambda: service_answers(hub), 60, "the service")
+        assert ann.session()["id"] == session["id"]
+        assert hub.free_eighths() == 14
+        assert ann.server()["ready"]
+        ann.stop()
+        assert hub.free_eighths() == 16
+
+
+def service_answers(hub: Hub) -> bool:
+    with hub.stack.browser() as client:
+        return client.get("/services/gpuspawner/api/v1/health").status_code == 200
+
+
+def test_a_killed_server_gives_its_share_back(hub: Hub) -> None:
+    with hub.user("bob") as bob:
+        session = bob.start({"share": "1/2"})
+        for pid in session_pids(hub.stack.state / "node" / "sessions" / session["id"]):
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not bob.sessions(), 60, "the session to end")
+        assert hub.free_eighths() == 16
+        until(lambda: not bob.server().get("ready"), 60, "the hub to notice")
+        assert bob.start({"share": "1/8"})["id"] != session["id"]
+        bob.stop()
+
+
+def test_ctrl_c_leaves_sessions_and_stop_ends_them(own_hub: Hub) -> None:
+    stack = own_hub.stack
+    with own_hub.user("cyd") as cyd:
+        session = cyd.start({"share": "1/4"})
+        kernel = cyd.kernel()
+        kernel("kept = 42")
+        parts = {name: stack.pid_of(name) for name in ("hub", "proxy", "service", "simulation")}
+
+        stack.down()
+        assert "1 server runs on" in stack.output
+        assert "stop" in stack.output
+        for name in ("hub", "proxy", "service"):
+            assert not runs(parts[name]), name
+        assert runs(parts["simulation"])  # its memory is the session's
+
+        stack.up()
+        assert stack.pid_of("simulation") == parts["simulation"]
+        assert goes_on(kernel)
+        assert own_hub.sessions("cyd")[0]["id"] == session["id"]
+
+        stack.down()
+        assert "Ended 1 server." in stack.stop()
+        assert not runs(parts["simulation"])
+        assert not session_pids(stack.state / "node" / "sessions" / session["id"])
+
+    stack.up()
+    assert own_hub.free_eighths() == 16
+    stack.down()
+    assert "No server is running" in stack.output
+
+
+def test_a_killed_supervisor_is_recovered_from(own_hub: Hub) -> None:
+    stack = own_hub.stack
+    assert stack.process is not None
+    with own_hub.user("dan") as dan:
+        dan.start({"share": "1/4"})
+        kernel = dan.kernel()
+        kernel("kept = 42")
+        parts = {name: stack.pid_of(name) for name in ("hub", "proxy", "service")}
+        stack.process.kill()
+        stack.process.wait()
+        stack.up()
+        assert not any(runs(pid) for pid in parts.values())
+        assert goes_on(kernel)
+        assert own_hub.free_eighths() == 14
+
+
+def test_a_second_up_says_that_one_runs(hub: Hub) -> None:
+    done = up_again(hub.stack)
+    assert done.returncode == 1
+    assert "already running" in done.stderr
+    assert hub.stack.url in done.stderr
+    assert hub.free_eighths() == 16
+
+
+def test_a_port_in_use_is_named(hub: Hub) -> None:
+    other = {"GPUSPAWNER_STATE": str(hub.stack.state.parent / "other")}
+    done = up_again(hub.stack, other)
+    assert done.returncode == 1
+    assert f"Port {hub.stack.port}" in done.stderr
+
+
+def up_again(stack: Stack, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpuspawner.cli", "up"],
+        env={**stack.env, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def runs(pid: int) -> bool:
+    from gpuspawner.processes import start_time
+
+    return start_time(pid) is not None

@@ -1,0 +1,180 @@
+"""Starting servers: the form, the API, what may be asked for, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from support.common import until
+from support.hub import Hub
+
+pytestmark = [pytest.mark.hub, pytest.mark.timeout(300)]
+
+
+def test_the_form_offers_what_is_free_and_starts_it(hub: Hub) -> None:
+    with hub.user("ann") as ann:
+        page = ann.form()
+        assert page.status_code == 200
+        assert "Simulated cards" in page.text
+        assert 'value="h100-80gb:1/8"' in page.text
+        answer = ann.submit({"share": "h100-80gb:1/8"})
+        assert answer.status_code == 302, answer.text
+        session = ann.ready()
+        assert (session["share"], session["eighths"]) == ("1/8", 1)
+        assert session["state"] == "running"
+        assert ann.server()["user_options"] == {
+            "share": "1/8",
+            "model": "h100-80gb",
+            "profile": "GPU 1/8 · H100 80 GB (simulated)",
+        }
+
+        kernel = ann.kernel()
+        seen = kernel(
+            "import os, pynvml as n\n"
+            "n.nvmlInit()\n"
+            "print(n.nvmlDeviceGetCount(), n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(0)).total)\n"
+            "print(os.environ['GPUSPAWNER_SESSION'], os.path.exists(os.path.expanduser('~/tour.ipynb')))\n"
+        ).split()
+        assert seen[:2] == ["1", str(session["memory_bytes"])]
+        assert seen[2:] == [session["id"], "True"]
+
+        ann.stop()
+        assert hub.free_eighths() == 16
+        # the last choice is chosen again
+        checked = re.search(r'<input[^>]*value="([^"]+)"[^>]* checked', ann.form().text)
+        assert checked
+        assert checked[1] == "h100-80gb:1/8"
+
+
+def test_no_options_are_the_default_share(hub: Hub) -> None:
+    with hub.user("bea") as bea:
+        session = bea.start({})
+        assert session["share"] == "1/4"
+        assert bea.server()["user_options"]["profile"] == "GPU 1/4 · H100 80 GB (simulated)"
+        bea.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"share": True}, "share"),
+        ({"share": float("nan")}, "share"),
+        ({"share": 1.125}, "share"),
+        ({"share": "1/3"}, "share"),
+        ({"share": "-1/8"}, "share"),
+        ({"share": "9/8"}, "share"),
+        ({"share": "1e999"}, "share"),
+        ({"share": ["1/4"]}, "share"),
+        ({"share": "1/4", "model": "%s"}, "model"),
+        ({"share": "1/4", "model": "h900-1gb"}, "model"),
+        ({"color": "red"}, "color"),
+        ({"share": "x" * 10_000_000}, "share"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_malformed_options_are_refused_and_change_nothing(hub: Hub, options: dict[str, Any], field: str) -> None:
+    with hub.user("cleo") as cleo:
+        answer = cleo.ask(options)
+        assert answer.status_code == 400, answer.text
+        message = answer.json()["message"]
+        assert message.startswith(field)
+        assert "llowed" in message
+        assert cleo.server() == {}
+        assert cleo.sessions() == []
+
+
+def test_a_refused_choice_is_not_the_next_default_and_not_a_failure(hub: Hub) -> None:
+    with hub.user("dora") as dora:
+        dora.start({"share": "1/8"})
+        dora.stop()
+        assert dora.ask({"share": "1/3"}).status_code == 400
+        session = dora.start(None)  # as the last time
+        assert session["share"] == "1/8"
+        dora.stop()
+    log = (hub.stack.state / "logs" / "hub.log").read_text()
+    assert "consecutive spawns failed" not in log
+
+
+def test_the_form_says_why_it_refuses(hub: Hub) -> None:
+    with hub.user("eve") as eve:
+        eve.form()
+        answer = eve.submit({"share": "v100-32gb:1/3"})
+        assert answer.status_code == 400
+        assert "1/3" in answer.text
+        assert "Allowed: 1/8" in answer.text.replace("&#34;", '"')
+        assert 'id="gpu-form"' in answer.text
+        assert eve.sessions() == []
+
+
+def test_two_whole_cards_are_two_cards_and_a_third_is_refused_in_words(hub: Hub) -> None:
+    with hub.user("fay") as fay, hub.user("gus") as gus, hub.user("hal") as hal:
+        first, second = fay.start({"share": "1"}), gus.start({"share": "1"})
+        uuids = {session["cards"][0]["uuid"] for session in (first, second)}
+        assert len(uuids) == 2
+        for share in ("1", "1/8"):
+            answer = hal.ask({"share": share})
+            assert answer.status_code == 409, answer.text
+            assert "free" in answer.json()["message"]
+        assert hal.ask({}).status_code == 409
+        page = hal.form()
+        assert 'id="gpu-full"' in page.text
+        assert hal.sessions() == []
+        fay.stop()
+        gus.stop()
+    assert hub.free_eighths() == 16
+
+
+def test_named_servers_have_sessions_and_choices_of_their_own(hub: Hub) -> None:
+    with hub.user("ida") as ida:
+        one, two = ida.start({"share": "1/8"}, "one"), ida.start({"share": "1/2"}, "two")
+        assert one["id"] != two["id"]
+        assert (one["server"], two["server"]) == ("one", "two")
+        assert ida.kernel("two")("print(1 + 1)") == "2\n"
+        ida.stop("one")
+        ida.stop("two")
+        assert 'value="h100-80gb:1/2" aria-describedby="share-h100-80gb-4-facts" checked' in ida.form("two").text
+        assert 'value="h100-80gb:1/4" aria-describedby="share-h100-80gb-2-facts" checked' in ida.form().text
+
+
+@pytest.mark.parametrize("name", ["Anna@Example.org", "first last", "łukasz 東京"])
+def test_any_name_works(hub: Hub, name: str) -> None:
+    # JupyterHub itself makes names lower-case
+    with hub.user(name.lower()) as user:
+        session = user.start({"share": "1/8"})
+        assert session["user"] == name.lower()
+        assert user.kernel()("import os; print(os.environ['JUPYTERHUB_USER'])") == f"{name.lower()}\n"
+        user.stop()
+
+
+def test_names_that_look_alike_do_not_share_a_home(hub: Hub) -> None:
+    with hub.user("jo@x") as one, hub.user("jo-x") as other:
+        one.start({"share": "1/8"})
+        other.start({"share": "1/8"})
+        homes = {user.kernel()("import os; print(os.path.expanduser('~'))") for user in (one, other)}
+        assert len(homes) == 2
+        one.stop()
+        other.stop()
+
+
+def test_a_cancelled_start_leaves_nothing(hub: Hub) -> None:
+    with hub.user("kim") as kim:
+        assert kim.submit({"share": "1/2"}).status_code == 302
+        until(kim.sessions, what="a session")
+        kim.stop()
+        assert hub.free_eighths() == 16
+        kim.start({"share": "1/8"})
+        kim.stop()
+
+
+def test_progress_tells_the_card(hub: Hub) -> None:
+    with hub.user("lea") as lea:
+        assert lea.submit({"share": "h100-80gb:1/4"}).status_code == 302
+        with lea.browser.stream("GET", "/hub/api/users/lea/server/progress", timeout=120) as events:
+            told = [line for line in events.iter_lines() if line.startswith("data:")]
+        text = "\n".join(told)
+        assert "Asked for h100-80gb 1/4 of a card" in text
+        assert re.search(r"Chosen: card [01] \(NVIDIA H100", text)
+        assert "The server is starting" in text
+        assert '"ready": true' in told[-1]
+        lea.stop()
