@@ -89,6 +89,22 @@ class Cards:
         )
         assert self.process.stdout is not None
         assert self.process.stdout.readline().startswith("ready")
+        #: A program on the host, without a shim.
+        self.observer = Process(
+            subprocess.Popen(
+                [sys.executable, "-u", "-c", SERVER],
+                env=self.environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        self.observer.run(
+            "import sys, pynvml as n\n"
+            "n.nvmlInit()\n"
+            "def card(i): return n.nvmlDeviceGetHandleByIndex(i)\n"
+            "def used(i): return n.nvmlDeviceGetMemoryInfo(card(i)).used"
+        )
 
     def driver(self) -> build.DriverFiles:
         return build.DriverFiles(
@@ -102,35 +118,15 @@ class Cards:
         """For a program outside all sessions."""
         return os.environ | {"GPUSPAWNER_SIM_SOCKET": str(self.socket), "LD_LIBRARY_PATH": str(SIMULATION)}
 
-    def ask(self, source: str) -> Any:
-        """What a program on the host, without a shim, says: the value of the last name `answer`, as JSON."""
-        done = subprocess.run(
-            [sys.executable, "-c", f"import json\n{source}\nprint(json.dumps(answer))"],
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return json.loads(done.stdout)
-
     def used(self, index: int = 0) -> int:
         """Bytes of the card in use, as the driver itself sees it."""
-        return int(
-            self.ask(
-                "import pynvml as n; n.nvmlInit()\n"
-                f"answer = n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex({index})).used"
-            )
-        )
+        return int(self.observer.run(f"used({index})"))
 
     def uuids(self) -> list[str]:
-        return list(
-            self.ask(
-                "import pynvml as n; n.nvmlInit()\n"
-                "answer = [n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(i)) for i in range(n.nvmlDeviceGetCount())]"
-            )
-        )
+        return list(self.observer.run("[n.nvmlDeviceGetUUID(card(i)) for i in range(n.nvmlDeviceGetCount())]"))
 
     def close(self) -> None:
+        self.observer.close()
         self.process.terminate()
         self.process.wait(20)
         assert self.process.stdout is not None
