@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from support.stack import Stack, stack
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +50,7 @@ def page(chromium: Browser) -> Iterator[Page]:
     """A fresh page the size of a 13-inch screen. What it showed last is kept where a test failed."""
     context = chromium.new_context(viewport={"width": 1280, "height": 800})
     context.set_default_timeout(60_000)
+    expect.set_options(timeout=60_000)
     made = context.new_page()
     yield made
     folder = ROOT / "test-output"
