@@ -174,9 +174,9 @@ managed[:] = 3
 start, end = cuda.event(), cuda.event()
 start.record(); end.record(); end.synchronize()
 taken = before - context.get_memory_info().free
-print(json.dumps([len(cuda.gpus), cuda.get_current_device().name.decode() if isinstance(
-    cuda.get_current_device().name, bytes) else cuda.get_current_device().name, same, taken, start.elapsed_time(end) >= 0,
-    float(managed.sum())]))
+name = cuda.get_current_device().name
+name = name.decode() if isinstance(name, bytes) else name
+print(json.dumps([len(cuda.gpus), name, same, taken, start.elapsed_time(end) >= 0, float(managed.sum())]))
 """
     count, name, same, taken, measured, total = python(cards, code)
     assert (count, same, measured, total) == (2, [True, True, True], True, 300)

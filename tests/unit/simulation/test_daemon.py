@@ -119,9 +119,9 @@ def test_the_page_cannot_be_written_by_clients(one, cards):
         raw.send(request(1, value=1))
         _, descriptors, _, _ = socket.recv_fds(raw, 100, 1)
         size = os.fstat(descriptors[0]).st_size
-        with pytest.raises(OSError, match="ermission|not permitted"):
+        with pytest.raises(OSError, match=r"ermission|not permitted"):
             mmap.mmap(descriptors[0], size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        with pytest.raises(OSError, match="nvalid|ermission|not permitted"):
+        with pytest.raises(OSError, match=r"nvalid|ermission|not permitted"):
             os.ftruncate(descriptors[0], 0)
         os.close(descriptors[0])
 
