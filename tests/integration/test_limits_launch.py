@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import pwd
@@ -373,11 +374,28 @@ def test_an_ordinary_user_gets_the_same_by_user_namespaces(tmp_path: Path) -> No
 
 
 @as_root
+def test_an_ordinary_user_needs_no_folder_of_ours_under_run(tmp_path: Path) -> None:
+    _in_child_as(UNPRIVILEGED, tmp_path, "guarded", bare_run=True)
+
+
+@as_root
 def test_without_namespaces_the_grade_is_advisory_and_the_session_still_ends_whole(tmp_path: Path) -> None:
     _in_child_as(UNPRIVILEGED, tmp_path, "advisory")
 
 
-def _in_child_as(uid: int, tmp_path: Path, grade: str) -> None:
+def _bare_run() -> None:
+    """In a mount namespace of this process's own: a /run with something in it, but nothing of ours."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_namespace, recursive_private = 0x00020000, 0x4000 | 0x40000
+    assert libc.unshare(new_namespace) == 0
+    assert libc.mount(b"none", b"/", None, recursive_private, None) == 0
+    assert libc.mount(b"none", b"/run", b"tmpfs", 0, b"mode=0755") == 0
+    Path("/run/theirs").mkdir()
+    Path("/run/theirs/file").write_text("theirs")
+    Path("/run/link").symlink_to("theirs/file")
+
+
+def _in_child_as(uid: int, tmp_path: Path, grade: str, bare_run: bool = False) -> None:
     """Runs the tests that fit an ordinary user, in a child that is one; Python itself may lie where it cannot go."""
     for folder in (tmp_path, *tmp_path.parents):
         if folder.stat().st_uid == 0 and folder.is_relative_to("/tmp/pytest-of-root"):
@@ -391,6 +409,8 @@ def _in_child_as(uid: int, tmp_path: Path, grade: str) -> None:
     pid = os.fork()
     if pid == 0:
         try:
+            if bare_run:
+                _bare_run()
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
@@ -398,7 +418,9 @@ def _in_child_as(uid: int, tmp_path: Path, grade: str) -> None:
             launch._probe.cache_clear()
             if grade == "advisory":
                 launch._probe = lambda: ("advisory", "for a test")  # type: ignore[assignment]
-            problem = _ordinary(folder, made, grade)
+            problem = _ordinary(
+                folder, made, grade, "cat /run/link && test -e /run/gpuspawner/limits" if bare_run else "true"
+            )
         except BaseException as error:
             problem = repr(error)
         os.write(write, problem.encode()[:4000])
@@ -412,7 +434,7 @@ def _in_child_as(uid: int, tmp_path: Path, grade: str) -> None:
     assert problem == ""
 
 
-def _ordinary(folder: Path, driver: build.DriverFiles, grade: str) -> str:
+def _ordinary(folder: Path, driver: build.DriverFiles, grade: str, check: str) -> str:
     state = folder / "state"
     (state / "secrets").mkdir(parents=True)
     (state / "secrets" / "token").write_text("a secret")
@@ -421,7 +443,7 @@ def _ordinary(folder: Path, driver: build.DriverFiles, grade: str) -> str:
     plan = launch.SessionPlan(state / "node" / "s", state / "users" / "u", None, None, "u", driver, hide=[state])
     made = launch.prepare(plan)
     assert made.grade == grade
-    script = f"id -u; cat {state}/secrets/token 2>/dev/null || echo hidden; setsid sleep 1000 & sleep 1001 & exit 3"
+    script = f"id -u; cat {state}/secrets/token 2>/dev/null || echo hidden; {check} || exit 4; setsid sleep 1000 & sleep 1001 & exit 3"
     process = subprocess.Popen(
         [*made.argv_prefix, "sh", "-c", script],
         env={"PATH": "/usr/bin:/bin"} | made.env,

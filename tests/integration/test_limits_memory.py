@@ -86,6 +86,21 @@ def test_a_session_fills_its_eighth_to_the_byte(
             assert row.pid == server.run("os.getpid()")
 
 
+@pytest.mark.skipif(launch.probe() != "guarded", reason=f"no namespaces here: {launch.probe_reason()}")
+def test_variables_of_the_user_change_no_limit(tmp_path: Path, made: Cards, uuids: list[str], context: int) -> None:
+    with session(tmp_path, made.driver()) as ada:
+        ada.limit(abi.CardLimit(uuids[0], 1, 4 * G, context))
+        abi.write_limits(ada.home / "limit", [abi.CardLimit(uuids[0], 8, 80 * G)])
+        abi.create_usage(ada.home / "usage")
+        for name in ("limit", "usage"):
+            (ada.home / name).chmod(0o666)
+        server = ada.server(
+            f"import os; os.environ['GPUSPAWNER_LIMITS'] = {str(ada.home / 'limit')!r}\n"
+            f"os.environ['GPUSPAWNER_USAGE'] = {str(ada.home / 'usage')!r}\n" + CUDA
+        )
+        assert server.run("info()") == [4 * G - context, 4 * G]
+
+
 def test_a_resize_is_in_force_in_the_running_program(
     one: Process, out: Outside, uuids: list[str], context: int
 ) -> None:
@@ -421,129 +436,6 @@ def test_cu_get_proc_address_gives_the_shim_and_always_the_same(out: Outside, uu
             assert set(found) == {bare.run(f"symbol({symbol!r})")}, (name, version, flags)
     assert bare.run("look('cuMemAllocAsync', 11010, 0)") is None
     assert bare.run("look('cuNoSuchThing', 13000, 0)") is None
-
-
-def test_a_forked_child_has_an_account_of_its_own(out: Outside, uuids: list[str], made: Cards, context: int) -> None:
-    out.limit(abi.CardLimit(uuids[0], 1, 4 * G, context))
-    parent = out.server(f"{CUDA}\nallocate({G})")
-    parent.run(
-        "import os\n"
-        "r, w = os.pipe(); go, done = os.pipe()\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    try:\n"
-        f"        exec({CUDA!r}, globals())\n"
-        f"        answer = [allocate({2 * G})[0], allocate({2 * G})[0], info()[0]]\n"
-        "    except BaseException as error: answer = repr(error)\n"
-        "    os.write(w, repr(answer).encode())\n"
-        "    os.read(go, 1); os._exit(0)\n"
-    )
-    assert parent.run("os.read(r, 1000).decode()") == repr([0, OUT_OF_MEMORY, G - 2 * context])
-    assert sorted(row.bytes for row in out.usage()) == [context + G, context + 2 * G]
-    assert parent.run("info()")[0] == G - 2 * context
-    assert made.used() == 2 * context + 3 * G
-    parent.run("os.write(done, b'x'); os.waitpid(pid, 0)")
-    assert parent.run(f"allocate({2 * G})")[0] == 0  # the child's are given back when they are needed
-    assert parent.run("info()")[0] == G - context
-
-
-def test_a_program_that_replaces_itself_starts_from_nothing(out: Outside, uuids: list[str], context: int) -> None:
-    out.limit(abi.CardLimit(uuids[0], 1, 4 * G, context))
-    source = f"{CUDA}\nallocate({3 * G})\nimport os, sys\nos.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
-    then = f"{CUDA}\nprint(allocate({3 * G})[0], info())"
-    done = subprocess.run(
-        [sys.executable, "-c", source, then], env=out.environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == f"0 [{G - context}, {4 * G}]\n"
-
-
-def test_what_a_killed_process_held_is_given_to_the_others(
-    out: Outside, uuids: list[str], made: Cards, context: int
-) -> None:
-    out.limit(abi.CardLimit(uuids[0], 1, 4 * G, context))
-    first, second = out.server(CUDA), out.server(CUDA)
-    assert first.run(f"allocate({3 * G})")[0] == 0
-    assert second.run(f"allocate({2 * G})")[0] == OUT_OF_MEMORY
-    first.process.kill()
-    wait_until(lambda: made.used() == context, "the driver's taking it back")  # nobody has waited for it: a zombie
-    assert second.run(f"allocate({3 * G})")[0] == 0
-    assert made.used() == context + 3 * G
-
-
-RACE = """
-import mmap, os, random, time
-shared = mmap.mmap(os.open(os.environ["RACE"], os.O_RDWR), 4096)
-def meet(number, me, parties):
-    "Waits until all have come here for the time `number`."
-    shared[me * 8:me * 8 + 8] = number.to_bytes(8, "little")
-    while any(int.from_bytes(shared[i * 8:i * 8 + 8], "little") < number for i in range(parties)):
-        pass
-"""
-
-
-def test_of_two_that_race_for_the_last_place_exactly_one_gets_it(
-    out: Outside, tmp_path: Path, uuids: list[str], context: int
-) -> None:
-    (tmp_path / "race").write_bytes(bytes(4096))
-    out.limit(abi.CardLimit(uuids[0], 1, 2 * context + G + 512, context))
-    racers = [out.server(CUDA + RACE, RACE=str(tmp_path / "race")) for _ in range(2)]
-    for me, racer in enumerate(racers):
-        racer.run(
-            "def race(rounds):\n"
-            "    won = []\n"
-            "    for number in range(rounds):\n"
-            f"        meet(2 * number + 1, {me}, 2)\n"
-            f"        error, pointer = allocate({G})\n"
-            f"        meet(2 * number + 2, {me}, 2)\n"
-            "        won.append(error == 0)\n"
-            "        if error == 0: release(pointer)\n"
-            "    return won"
-        )
-        racer.run("pass")
-    for racer in racers:
-        racer.start("race(300)")
-    first, second = (racer.answer() for racer in racers)
-    assert [a + b for a, b in zip(first, second, strict=True)] == [1] * 300
-
-
-def test_processes_that_race_never_pass_the_limit_and_end_at_nothing(
-    out: Outside, tmp_path: Path, uuids: list[str], made: Cards, context: int
-) -> None:
-    limit = 4 * context + 64 * M
-    out.limit(abi.CardLimit(uuids[0], 1, limit, context))
-    made.observer.run(
-        "import select\n"
-        "def watch():\n"
-        "    most = 0\n"
-        "    while not select.select([sys.stdin], [], [], 0)[0]:\n"
-        "        most = max(most, used(0))\n"
-        "    return most"
-    )
-    made.observer.start("watch()")
-    workers = [out.server(CUDA) for _ in range(4)]
-    for seed, worker in enumerate(workers):
-        worker.run(
-            "import random\n"
-            "def work(rounds, seed):\n"
-            "    r, held, got, refused = random.Random(seed), [], 0, 0\n"
-            "    for _ in range(rounds):\n"
-            "        if held and r.random() < 0.45: release(held.pop(r.randrange(len(held))))\n"
-            "        error, pointer = allocate(r.randrange(1, 8 << 20))\n"
-            "        assert error in (0, 2), error\n"
-            "        if error == 0: held.append(pointer); got += 1\n"
-            "        else: refused += 1\n"
-            "    for pointer in held: release(pointer)\n"
-            "    return [got, refused]"
-        )
-        worker.start(f"work(2000, {seed})")
-    answers = [worker.answer() for worker in workers]
-    assert all(got > 100 and refused > 100 for got, refused in answers)
-    made.observer.start("0")
-    most = made.observer.answer()
-    assert made.observer.answer() == 0
-    assert limit - 8 * M < most <= limit
-    assert made.used() == 4 * context
-    assert workers[0].run("info()")[0] == limit - 4 * context
 
 
 def test_threads_of_one_process_share_its_account(one: Process, made: Cards, context: int) -> None:

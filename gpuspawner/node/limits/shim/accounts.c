@@ -38,11 +38,7 @@ static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t card_locks[ABI_CARDS]; /* between the threads of this process */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
-static const char *path(void)
-{
-    const char *given = secure_getenv("GPUSPAWNER_USAGE");
-    return given != NULL && given[0] != '\0' ? given : DEFAULT_PATH;
-}
+static const char *path(void) { return path_of("GPUSPAWNER_USAGE", DEFAULT_PATH); }
 
 static bool refuse(const char *why)
 {

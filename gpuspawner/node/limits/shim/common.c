@@ -2,8 +2,20 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+const char *path_of(const char *variable, const char *fixed)
+{
+#ifdef HOST_FLAVOUR
+    const char *given = secure_getenv(variable);
+    return given != NULL && given[0] != '\0' ? given : fixed;
+#else
+    (void)variable;
+    return fixed;
+#endif
+}
 
 void say_once(atomic_flag *flag, const char *format, ...)
 {

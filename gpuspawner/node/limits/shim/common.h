@@ -13,6 +13,10 @@
 /* Each shim's own: called in the child after a fork. */
 void shim_after_fork(void);
 
+/* Where a file lies. In a namespace that is fixed: whoever could name another file would set limits of their own. Only
+ * the host flavour, which holds nobody who does not want to be held, is told by the environment. */
+const char *path_of(const char *variable, const char *fixed);
+
 /* One line on stderr, and only the first time for each `flag`. */
 __attribute__((format(printf, 2, 3))) void say_once(atomic_flag *flag, const char *format, ...);
 

@@ -34,11 +34,7 @@ static uint64_t checksum(const struct abi_limits *limits)
     return value;
 }
 
-static const char *path(void)
-{
-    const char *given = secure_getenv("GPUSPAWNER_LIMITS");
-    return given != NULL && given[0] != '\0' ? given : DEFAULT_PATH;
-}
+static const char *path(void) { return path_of("GPUSPAWNER_LIMITS", DEFAULT_PATH); }
 
 static void refuse(const char *why)
 {
