@@ -443,7 +443,10 @@ def _ordinary(folder: Path, driver: build.DriverFiles, grade: str, check: str) -
     plan = launch.SessionPlan(state / "node" / "s", state / "users" / "u", None, None, "u", driver, hide=[state])
     made = launch.prepare(plan)
     assert made.grade == grade
-    script = f"id -u; cat {state}/secrets/token 2>/dev/null || echo hidden; {check} || exit 4; setsid sleep 1000 & sleep 1001 & exit 3"
+    script = (
+        f"id -u; cat {state}/secrets/token 2>/dev/null || echo hidden; "
+        f"{check} || exit 4; setsid sleep 1000 & sleep 1001 & exit 3"
+    )
     process = subprocess.Popen(
         [*made.argv_prefix, "sh", "-c", script],
         env={"PATH": "/usr/bin:/bin"} | made.env,
