@@ -26,7 +26,7 @@ from gpuspawner.card import Card
 from gpuspawner.errors import Conflict, InUse, NoRoom, NotFound, Unavailable
 from gpuspawner.node.accounts import Accounts
 from gpuspawner.node.drivers.nvml import DriverError, NVMLDriver
-from gpuspawner.node.limits import abi, launch
+from gpuspawner.node.limits import abi, launch, measure
 from gpuspawner.node.records import Record, Records
 from gpuspawner.processes import start_time
 from gpuspawner.share import EIGHTHS_PER_CARD, GPUShare, eighths_text
@@ -82,6 +82,8 @@ class Agent:
         self._seen: defaultdict[str, set[int]] = defaultdict(set)
         self._accounts = Accounts(self._records.database, state / "users")
         self._cards = {card.uuid: card for card in self._driver.cards()}
+        self._files = self._driver_files()
+        self._context_bytes = measure.context_bytes(self._files)
         self._restore()
 
     def close(self) -> None:
@@ -250,7 +252,8 @@ class Agent:
             if card is None:
                 continue
             allowed = GPUShare(eighths).memory_bytes(card.memory_bytes) if eighths else 0
-            limits.append(abi.CardLimit(uuid=uuid, eighths=eighths, memory_bytes=allowed))
+            context = self._context_bytes.get(uuid, 0)
+            limits.append(abi.CardLimit(uuid=uuid, eighths=eighths, memory_bytes=allowed, context_bytes=context))
         folder = self._folder_of(record.session)
         for part in (folder, folder / "limit"):
             part.mkdir(mode=0o755, exist_ok=True)
@@ -258,21 +261,13 @@ class Agent:
 
     def _launch(self, record: Record) -> Started:
         account = self._accounts.of(record.user)
-        if self._driver.cuda_library is None or self._driver.nvml_library is None:
-            raise DriverError("The card driver's libraries (libcuda.so.1, libnvidia-ml.so.1) were not found.")
-        simulated_socket = os.environ.get("GPUSPAWNER_SIM_SOCKET")
         plan = launch.SessionPlan(
             session_dir=self._folder_of(record.session),
             home=account.home,
             uid=account.uid,
             gid=account.uid,
             user_name=account.name,
-            driver=launch.DriverFiles(
-                cuda=self._driver.cuda_library,
-                nvml=self._driver.nvml_library,
-                extra=[Path(simulated_socket)] if simulated_socket else [],
-                env={"GPUSPAWNER_SIM_SOCKET": simulated_socket} if simulated_socket else {},
-            ),
+            driver=self._files,
             expose=_program_folders(),
             hide=[self._state],
         )
@@ -286,6 +281,17 @@ class Agent:
             "GPUSPAWNER_SESSION": record.session,
         }
         return Started(prepared.argv_prefix, env, prepared.grade, account.home, account.uid)
+
+    def _driver_files(self) -> launch.DriverFiles:
+        if self._driver.cuda_library is None or self._driver.nvml_library is None:
+            raise DriverError("The card driver's libraries (libcuda.so.1, libnvidia-ml.so.1) were not found.")
+        simulated_socket = os.environ.get("GPUSPAWNER_SIM_SOCKET")
+        return launch.DriverFiles(
+            cuda=self._driver.cuda_library,
+            nvml=self._driver.nvml_library,
+            extra=[Path(simulated_socket)] if simulated_socket else [],
+            env={"GPUSPAWNER_SIM_SOCKET": simulated_socket} if simulated_socket else {},
+        )
 
     def _used(self, record: Record) -> int | None:
         """Bytes that the driver shows for the session, those of processes that have just ended included."""
