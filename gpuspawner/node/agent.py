@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
 import threading
@@ -83,7 +84,7 @@ class Agent:
         self._accounts = Accounts(self._records.database, state / "users")
         self._cards = {card.uuid: card for card in self._driver.cards()}
         self._files = self._driver_files()
-        self._context_bytes = measure.context_bytes(self._files)
+        self._context_bytes = self._measure_contexts()
         self._restore()
 
     def close(self) -> None:
@@ -281,6 +282,13 @@ class Agent:
             "GPUSPAWNER_SESSION": record.session,
         }
         return Started(prepared.argv_prefix, env, prepared.grade, account.home, account.uid)
+
+    def _measure_contexts(self) -> dict[str, int]:
+        try:
+            return measure.context_bytes(self._files)
+        except (OSError, subprocess.SubprocessError) as error:
+            log.warning("What a context takes could not be measured, so contexts are not charged: %s", error)
+            return {}
 
     def _driver_files(self) -> launch.DriverFiles:
         if self._driver.cuda_library is None or self._driver.nvml_library is None:
