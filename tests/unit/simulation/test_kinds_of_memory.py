@@ -136,6 +136,16 @@ def test_fresh_virtual_memory_reads_as_zero(virtual):
     assert virtual("get(base, 6)") == "00" * 6
 
 
+def test_zeroing_virtual_memory_commits_nothing(virtual):
+    virtual("big = out('MemCreate', c_uint64, 4 * STEP, byref(properties), 0)")
+    virtual("cu.MemMap(base, 4 * STEP, 0, big, 0)\ncu.MemSetAccess(base, 4 * STEP, byref(read_write), 1)")
+    virtual("before = resident_bytes()\ncu.MemsetD8_v2(base, 7, 4 * STEP)")
+    assert virtual("resident_bytes() - before") >= 7 * MIB
+    virtual("cu.MemsetD8_v2(base + 1, 0, 4 * STEP - 2)")
+    assert virtual("resident_bytes() - before") < MIB
+    assert virtual("[get(base, 2).hex(), get(base + 4 * STEP - 2, 2).hex()]") == ["0700", "0007"]
+
+
 def test_virtual_memory_sizes_are_checked(virtual):
     assert virtual("code_of('MemCreate', byref(c_uint64()), STEP + 1, byref(properties), 0)") == INVALID_VALUE
     virtual("whole = info()[1] // STEP * STEP")

@@ -25,13 +25,14 @@ void memory_refund(unsigned card, uint64_t bytes) {
 void memory_zero(uint64_t base, uint64_t size) {
     uint64_t first = UP(base, PAGE), end = base + size, last = end & ~(PAGE - 1);
     bool ours = base >= driver.arena_base && end <= driver.arena_base + driver.arena_size;
-    if (!ours || last <= first) {
+    bool mapped = !ours && last > first && vmm_owns(base, size);
+    if ((!ours && !mapped) || last <= first) {
         memset((void *)(uintptr_t)base, 0, size);
         return;
     }
     memset((void *)(uintptr_t)base, 0, first - base);
     /* Whole pages are dropped: they read as zero and take no memory until they are written. */
-    if (madvise((void *)(uintptr_t)first, last - first, MADV_DONTNEED))
+    if (madvise((void *)(uintptr_t)first, last - first, mapped ? MADV_REMOVE : MADV_DONTNEED))
         memset((void *)(uintptr_t)first, 0, last - first);
     memset((void *)(uintptr_t)last, 0, end - last);
 }

@@ -241,6 +241,8 @@ void pool_free(struct allocation *allocation);
 void pools_delete_of(int ordinal);
 
 /* vmm.c */
+/* Whether the range is virtual memory of ours, whose pages may be dropped. Takes the lock. */
+bool vmm_owns(uint64_t base, uint64_t size);
 void vmm_after_fork(void);
 
 /* array.c */

@@ -145,6 +145,13 @@ static struct reservation *reserved(uint64_t base, uint64_t size) {
     return found;
 }
 
+bool vmm_owns(uint64_t base, uint64_t size) {
+    LOCK();
+    bool ours = reserved(base, size) != NULL;
+    UNLOCK();
+    return ours;
+}
+
 /* The first mapping that touches the range, or NULL. */
 static struct allocation *mapped_within(uint64_t base, uint64_t size) {
     struct allocation *found = memory_find(base);

@@ -1,6 +1,7 @@
 /* Connected processes: who they are, what they hold, what they ask for. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,16 @@ static void watch_client(int fd, struct source *source) {
 }
 
 void client_accept(void) {
+    static int spare = -1;
+    if (spare < 0) spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
     int fd = accept4(sim.listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE) && spare >= 0) {
+        /* Out of descriptors: turn this one away, or the listener would keep the loop spinning. */
+        close(spare);
+        spare = -1;
+        close(accept4(sim.listen_fd, NULL, NULL, SOCK_CLOEXEC));
+        return;
+    }
     if (fd < 0) return;
     struct ucred who;
     socklen_t size = sizeof who;

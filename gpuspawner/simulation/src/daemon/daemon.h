@@ -10,7 +10,7 @@
 #include "../common/protocol.h"
 
 #define MAX_CLIENTS 4096
-#define MAX_CLIENTS_PER_USER 2048
+#define MAX_CLIENTS_PER_USER 1024 /* so that one user cannot take all process slots */
 
 struct client;
 

@@ -1,4 +1,4 @@
-/* gpuspawner-simd: plays GPU cards for the client libraries. See usage() and the room's README. */
+/* gpuspawner-simd: plays GPU cards for the client libraries. See usage(); control commands stand in control.c. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <getopt.h>
