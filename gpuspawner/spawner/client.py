@@ -52,7 +52,12 @@ class ServiceClient:
     async def start(self, user: str, server: str, share: str, model: str | None) -> tuple[Json, Json]:
         """A session for (user, server) and how to launch its server (POST /sessions)."""
         asked = {"user": user, "server": server, "share": share, "model": model}
-        body = await self.request("POST", "/sessions", json=asked)
+        try:
+            body = await self.request("POST", "/sessions", json=asked)
+        except Refused as refused:
+            if refused.status_code == 404:  # what is not there is a card of that model
+                raise Refused(400, f"model: {refused.jupyterhub_message}", code=refused.code) from refused
+            raise
         return body["session"], body["launch"]
 
     async def live_sessions(self, user: str, server: str) -> list[Json]:

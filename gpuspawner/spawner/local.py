@@ -23,7 +23,7 @@ from gpuspawner.spawner import form, home
 from gpuspawner.spawner.client import Json, ServiceClient
 from gpuspawner.spawner.errors import Refused
 from gpuspawner.spawner.options import Choice, options_from_form, read_options
-from gpuspawner.spawner.words import profile_words, size_words
+from gpuspawner.spawner.words import model_words, profile_words, size_words
 
 State = dict[str, Any]
 T = TypeVar("T")
@@ -60,7 +60,8 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
 
     session_id = Unicode("", help="The GPU session of the running server.")
     started = Integer(0, help="Start time of the launcher, in clock ticks since boot, to tell a reused pid.")
-    choice = Instance(Choice, (), help="The last choice that was accepted. Kept when the server stops.")
+    wanted = Instance(Choice, (), help="What this start asks for.")
+    choice = Instance(Choice, (), help="The last choice that was granted. Kept when the server stops.")
 
     @validate("default_share")
     def _valid_default_share(self, proposal: Any) -> str:
@@ -111,11 +112,10 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
         options is not refused for them too.
         """
         try:
-            choice = read_options(user_options)
+            self.wanted = read_options(user_options)
         except GPUSpawnerError as error:
             self._remember(self.choice.options)
             raise Refused.from_error(error) from error
-        self.choice = choice
 
     def _remember(self, options: State) -> None:
         self.user_options = options
@@ -178,16 +178,24 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
         except BaseException:
             await self._undo_start()
             raise
+        self.choice = self.wanted
         self._remember({**self.choice.options, "profile": profile_words(session)})
         self._step(60, "The server is starting.")
         return address
 
     async def _obtain_session(self) -> tuple[Json, Json]:
-        share = self.choice.share or await self._default_choice()
-        asked = f"{share.model} {size_words(share)}" if share.model else size_words(share)
+        share = self.wanted.share or await self._default_choice()
+        asked = size_words(share) + (f" ({model_words(share.model)})" if share.model else "")
         self._step(10, f"Asked for {asked}.")
         user, server = self.user.name, self.name
-        session, launch = await self.service.start(user, server, share.amount, share.model)
+        try:
+            session, launch = await self.service.start(user, server, share.amount, share.model)
+        except Refused as refused:
+            if refused.code != "no_room":
+                raise
+            size = asked[:1].upper() + asked[1:]
+            message = f"{size} cannot be started now. {refused.jupyterhub_message}"
+            raise Refused(409, message, code="no_room") from refused
         if session["state"] != "starting":
             # a server of which this hub knows nothing runs in that session: it was killed between
             # launching and remembering. Two servers must not share one session.
@@ -206,8 +214,7 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
             if offer["share"] == wanted.amount and wanted.model in (None, offer["model"]):
                 return wanted
         if not free:
-            reason = next((offer["reason"] for offer in offers if offer["reason"]), None)
-            raise Refused(409, reason or "No share of any card is free at the moment.", code="no_room")
+            raise Refused(409, "Nothing is free at the moment: every share of every card is in use.", code="no_room")
         return GPUShare.parse(f"{free[0]['model']}:{free[0]['share']}")
 
     def _launch(self, launch: Json) -> tuple[str, int]:
@@ -254,6 +261,7 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
         self.session_id = ""
         await self._release()
         self.clear_state()
+        self._remember(self.choice.options)
 
     def user_env(self, env: dict[str, str]) -> dict[str, str]:
         """The user's variables; the machine's list of users is not asked, since hub users are not in it."""

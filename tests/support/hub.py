@@ -39,7 +39,9 @@ class User:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._opened.close()
+        with self._opened:
+            for session in self.sessions():
+                self.stop(session["server"])
 
     def api(self, method: str, path: str = "", **kwargs: Any) -> httpx.Response:
         """A request to JupyterHub's API below this user."""
@@ -104,7 +106,7 @@ class Kernel:
     """A kernel, spoken to through the proxy. What is signed in is a token, which survives restarts of the hub."""
 
     def __init__(self, user: User, server: str) -> None:
-        name = quote(user.name, safe="")
+        name = quote(user.name, safe="@")  # as JupyterHub writes it
         self.base = f"{user.hub.stack.url}/user/{name}/{server + '/' if server else ''}"
         self.headers = {"Authorization": f"token {user.hub.stack.token(user.name)}"}
         answer = httpx.post(f"{self.base}api/kernels", headers=self.headers, json={}, timeout=60)
