@@ -39,18 +39,25 @@ def safe_name(user: str) -> str:
 
 
 class Accounts:
-    """Gives every user one account, for good, in the agent's database."""
+    """Gives every user one account, for good, in the agent's database.
 
-    def __init__(self, database: sqlite3.Connection, homes: Path, first_uid: int = FIRST_UID) -> None:
+    `own_uids`: whether users get uids of their own. That needs root, and a machine on which a session can be
+    given a view of its own: without one, a uid of its own could not even enter root's folders to read Python.
+    """
+
+    def __init__(
+        self, database: sqlite3.Connection, homes: Path, *, own_uids: bool, first_uid: int = FIRST_UID
+    ) -> None:
         self._database = database
         self._homes = homes
+        self._own_uids = own_uids
         self._first_uid = first_uid
         database.execute("CREATE TABLE IF NOT EXISTS accounts (name TEXT PRIMARY KEY, uid INTEGER UNIQUE NOT NULL)")
 
     def of(self, user: str) -> Account:
         """The user's account; made with its home folder (mode 0700) at first use. The caller holds the agent's lock."""
         name = safe_name(user)
-        uid = self._uid(name) if os.geteuid() == 0 else None
+        uid = self._uid(name) if self._own_uids else None
         self._homes.mkdir(mode=0o711, parents=True, exist_ok=True)
         home = self._homes / name
         if not home.exists():

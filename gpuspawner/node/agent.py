@@ -81,7 +81,11 @@ class Agent:
         self._records = Records(self._folder / "agent.sqlite")
         # Processes that the driver showed on a session's cards, to know its leftovers when it has ended.
         self._seen: defaultdict[str, set[int]] = defaultdict(set)
-        self._accounts = Accounts(self._records.database, state / "users")
+        self._accounts = Accounts(
+            self._records.database,
+            state / "users",
+            own_uids=os.geteuid() == 0 and launch.probe() == "guarded",
+        )
         self._cards = {card.uuid: card for card in self._driver.cards()}
         self._files = self._driver_files()
         self._context_bytes = self._measure_contexts()
@@ -284,11 +288,15 @@ class Agent:
         return Started(prepared.argv_prefix, env, prepared.grade, account.home, account.uid)
 
     def _measure_contexts(self) -> dict[str, int]:
+        """What a context takes on each card: measured now, or where that fails (a full card) as it was before."""
+        known = self._records.context_bytes()
         try:
-            return measure.context_bytes(self._files)
+            measured = measure.context_bytes(self._files)
         except (OSError, subprocess.SubprocessError) as error:
-            log.warning("What a context takes could not be measured, so contexts are not charged: %s", error)
-            return {}
+            log.warning("What a context takes could not be measured: %s", error)
+            return known
+        self._records.keep_context_bytes(measured)
+        return known | measured
 
     def _driver_files(self) -> launch.DriverFiles:
         if self._driver.cuda_library is None or self._driver.nvml_library is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -12,6 +13,7 @@ from typing import Literal
 State = Literal["live", "held"]
 
 _SCHEMA = """
+CREATE TABLE IF NOT EXISTS contexts (card TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS records (
     session TEXT PRIMARY KEY,
     user TEXT NOT NULL,
@@ -21,7 +23,7 @@ CREATE TABLE IF NOT EXISTS records (
     launched INTEGER NOT NULL,
     created REAL NOT NULL,
     pids TEXT NOT NULL DEFAULT '[]'
-)
+);
 """
 
 
@@ -54,7 +56,7 @@ class Records:
         self.database = sqlite3.connect(path, check_same_thread=False)
         self.database.execute("PRAGMA journal_mode = WAL")
         self.database.execute("PRAGMA synchronous = FULL")
-        self.database.execute(_SCHEMA)
+        self.database.executescript(_SCHEMA)
         self._records: dict[str, Record] = {}
         columns = "session, user, cards, eighths, state, launched, created, pids"
         for row in self.database.execute(f"SELECT {columns} FROM records"):
@@ -116,6 +118,15 @@ class Records:
                 for card in record.cards:
                     taken[card] += record.eighths
         return taken
+
+    def context_bytes(self) -> dict[str, int]:
+        """What a context was last measured to take, in bytes by card uuid."""
+        return dict(self.database.execute("SELECT card, bytes FROM contexts"))
+
+    def keep_context_bytes(self, measured: Mapping[str, int]) -> None:
+        """Remember measurements for a start at which a card is too full for one."""
+        with self.database:
+            self.database.executemany("INSERT OR REPLACE INTO contexts VALUES (?, ?)", measured.items())
 
     def close(self) -> None:
         """Close the database."""

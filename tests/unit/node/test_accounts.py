@@ -34,7 +34,7 @@ def test_a_name_made_to_look_like_another_users_safe_name_is_told_apart() -> Non
 
 def test_an_account_is_kept_over_restarts(tmp_path: Path) -> None:
     def accounts() -> Accounts:
-        return Accounts(sqlite3.connect(tmp_path / "db"), tmp_path / "users")
+        return Accounts(sqlite3.connect(tmp_path / "db"), tmp_path / "users", own_uids=os.geteuid() == 0)
 
     first = accounts().of("Ann@example.org")
     second = accounts().of("bob")
