@@ -39,7 +39,8 @@ class User:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._opened:
+        # where the test has ended the stack, there is nobody to ask
+        with self._opened, contextlib.suppress(httpx.ConnectError):
             for session in self.sessions():
                 self.stop(session["server"])
 
@@ -179,3 +180,10 @@ class Hub:
         pid = self.stack.pid_of(part)
         os.kill(pid, signal.SIGKILL)
         until(lambda: self.stack.pid_of(part) != pid, 30, f"another {part}")
+
+    def answers(self, path: str) -> bool:
+        """Whether `path` can be got at the public address."""
+        try:
+            return httpx.get(self.stack.url + path, timeout=10).status_code == 200
+        except httpx.HTTPError:
+            return False

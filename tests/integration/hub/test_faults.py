@@ -31,18 +31,13 @@ def test_a_killed_part_is_restarted_and_the_kernel_does_not_notice(hub: Hub, par
         kernel("kept = 42")
         hub.kill(part)
         assert goes_on(kernel)
-        until(lambda: ann.browser.get("/hub/health").status_code == 200, 60, "the hub")
-        until(lambda: service_answers(hub), 60, "the service")
+        until(lambda: hub.answers("/hub/health"), 60, "the hub")
+        until(lambda: hub.answers("/services/gpuspawner/api/v1/health"), 60, "the service")
         assert ann.session()["id"] == session["id"]
         assert hub.free_eighths() == 14
         assert ann.server()["ready"]
         ann.stop()
         assert hub.free_eighths() == 16
-
-
-def service_answers(hub: Hub) -> bool:
-    with hub.stack.browser() as client:
-        return client.get("/services/gpuspawner/api/v1/health").status_code == 200
 
 
 def test_a_killed_server_gives_its_share_back(hub: Hub) -> None:
@@ -55,6 +50,21 @@ def test_a_killed_server_gives_its_share_back(hub: Hub) -> None:
         until(lambda: not bob.server().get("ready"), 60, "the hub to notice")
         assert bob.start({"share": "1/8"})["id"] != session["id"]
         bob.stop()
+
+
+def test_a_hub_killed_during_a_start_loses_nothing(hub: Hub) -> None:
+    with hub.user("eli") as eli:
+        assert eli.submit({"share": "1/2"}).status_code == 302
+        until(eli.sessions, what="a session")
+        hub.kill("hub")
+        until(lambda: hub.answers("/hub/health"), 60, "the hub")
+        # whether its server was found again or ended: what the hub shows and what is held agree
+        until(lambda: bool(eli.server().get("ready")) == bool(eli.sessions()), 60, "hub and service to agree")
+        if eli.sessions():
+            eli.stop()
+        assert hub.free_eighths() == 16
+        eli.start({"share": "1/8"})
+        assert hub.free_eighths() == 15
 
 
 def test_ctrl_c_leaves_sessions_and_stop_ends_them(own_hub: Hub) -> None:
