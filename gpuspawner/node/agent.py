@@ -311,7 +311,6 @@ class Agent:
 
     def _used(self, record: Record) -> int | None:
         """Bytes that the driver shows for the session, those of processes that have just ended included."""
-        living = launch.session_pids(self._folder_of(record.session))
         total = 0
         for uuid in record.cards:
             try:
@@ -319,10 +318,11 @@ class Agent:
             except DriverError as error:
                 log.warning("%s", error)
                 return None
+            living = launch.own_pids(self._folder_of(record.session), by_process)
             if record.state == "live":
-                self._seen[record.session].update(living & by_process.keys())
+                self._seen[record.session].update(living)
             leftovers = {pid for pid in record.pids if pid in by_process and start_time(pid) is None}
-            for pid in (living & by_process.keys()) | leftovers:
+            for pid in living | leftovers:
                 used = by_process[pid]
                 if used is None:
                     return None

@@ -13,6 +13,7 @@ import select
 import signal
 import struct
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +73,39 @@ def _parents() -> dict[int, int]:
     return parents
 
 
+def own_pids(session_dir: Path, pids: Iterable[int]) -> set[int]:
+    """Which of `pids` (of the host) are in the session. Looks at those and their ancestors alone, so that it costs
+    little on a machine with many processes.
+    """
+    wanted = list(pids)
+    alive = read_alive(session_dir) if wanted else None
+    if alive is None:
+        return set()
+    root = alive.child if alive.pid_namespace else alive.guard
+    return {pid for pid in wanted if _in_namespace(pid, alive.pid_namespace) or _is_below(pid, root)}
+
+
+def _in_namespace(pid: int, namespace: int) -> bool:
+    if not namespace:
+        return False
+    try:
+        return Path(f"/proc/{pid}/ns/pid").stat().st_ino == namespace
+    except OSError:
+        return False
+
+
+def _is_below(pid: int, ancestor: int) -> bool:
+    """Whether `ancestor` is the process itself, or one from which it descends."""
+    while pid > 1:
+        if pid == ancestor:
+            return True
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return False
+    return False
+
+
 def session_pids(session_dir: Path) -> set[int]:
     """Host pids of the processes in the session, PID 1 of its namespace included; empty if it does not run.
 
@@ -95,9 +129,8 @@ def session_pids(session_dir: Path) -> set[int]:
             waiting += children.get(pid, [])
     if alive.pid_namespace:
         for pid in parents:
-            with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}/ns/pid").stat().st_ino == alive.pid_namespace:
-                    found.add(pid)
+            if _in_namespace(pid, alive.pid_namespace):
+                found.add(pid)
     return found
 
 
