@@ -44,6 +44,8 @@ c.Authenticator.allow_all = True
 # -- servers
 c.JupyterHub.spawner_class = "local-gpu"
 c.JupyterHub.allow_named_servers = True
+# Jupyter's own question whether to fetch news would be the first thing that everybody sees
+c.Spawner.args = ["--LabApp.news_url=None"]
 c.LocalGPUSpawner.service_url = settings.service_api
 c.LocalGPUSpawner.service_token_file = str(settings.state / "secrets" / "service_token")
 c.LocalGPUSpawner.server_log_dir = str(settings.state / "logs" / "servers")

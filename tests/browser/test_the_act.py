@@ -70,7 +70,6 @@ def test_sign_in_pick_a_share_compute_resize(page: Page, hub: Stack, pictures: P
     expect(tour.cells.first).to_be_visible()
     expect(page.get_by_role("contentinfo")).to_contain_text("Python 3 (ipykernel) | Idle")
     expect(status).to_contain_text("1/8")
-    page.get_by_role("button", name="No", exact=True).click()  # Jupyter's question about news
 
     expect(tour.run()).to_contain_text("simulated")  # %gpu
     expect(tour.run()).to_contain_text("10.0 GiB")  # tools
