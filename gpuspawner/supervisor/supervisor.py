@@ -63,13 +63,14 @@ class Supervisor:
                 await asyncio.sleep(0.05)
 
     async def end(self) -> None:
-        """End hub, service and proxy, last started first; simulated cards too unless a session uses them."""
+        """End hub, service and proxy, then simulated cards unless a session uses them."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         sessions = live_sessions(self.settings)
-        for keeper in reversed(self.keepers):
-            if not (keeper.part.stays and sessions):
+        await asyncio.gather(*(keeper.end() for keeper in self.keepers if not keeper.part.stays))
+        for keeper in self.keepers:
+            if keeper.part.stays and not sessions:
                 await keeper.end()
 
 
