@@ -53,9 +53,9 @@ def no_room_reason(share: GPUShare, cards: Sequence[CardState]) -> str:
         return f"There {'is' if len(cards) == 1 else 'are'} only {len(cards)} such card{'s'[: len(cards) != 1]}."
     if share.eighths_per_card == 8:
         free = sum(state.free_eighths == 8 for state in cards)
-        wanted = "a whole card" if share.cards == 1 else f"{share.cards} whole cards"
-        have = "no card is" if free == 0 else f"only {free} card{'s are' if free > 1 else ' is'}"
-        return f"You asked for {wanted}, and {have} wholly free now."
+        if free == 0:
+            return "No whole card is free now."
+        return f"Only {free} whole card{' is' if free == 1 else 's are'} free now."
     most = max(state.free_eighths for state in cards)
     if most == 0:
         return "All of it is in use now."

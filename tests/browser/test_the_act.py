@@ -117,7 +117,7 @@ def test_what_is_taken_is_greyed_out_with_the_reason(page: Page, hub: Stack) -> 
             sign_in(page, hub, "bob")
             whole = page.get_by_role("radio", name="A whole card")
             expect(whole).to_be_disabled()
-            expect(page.locator("label.taken", has=whole)).to_contain_text("no card is wholly free now")
+            expect(page.locator("label.taken", has=whole)).to_contain_text("No whole card is free now")
             expect(page.get_by_role("radio", name="1/8 of a card")).to_be_enabled()
         finally:
             for session in held:

@@ -1,5 +1,6 @@
 """The service with real sessions on simulated cards."""
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,9 @@ from support.machine import Machine, SessionProgram, machine
 GIB = 1 << 30
 #: What the driver of an 80 GB H100 reports, simulated or not.
 CARD = 85_520_809_984
+
+#: In a user namespace of our own, no more of them may be made.
+_NO_NAMESPACES = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
 
 
 @pytest.fixture
@@ -97,7 +101,7 @@ def test_three_whole_cards_where_there_are_two(node: Machine) -> None:
     assert one["cards"][0]["uuid"] != two["cards"][0]["uuid"]
     refused = node.api.post("/sessions", json={"user": "cy", "share": "1"})
     assert refused.status_code == 409
-    assert refused.json()["error"]["message"] == "You asked for a whole card, and no card is wholly free now."
+    assert refused.json()["error"]["message"] == "No whole card is free now."
     offers = node.api.get("/offers").json()["offers"]
     assert {offer["available"] for offer in offers} == {False}
     assert all(offer["reason"] for offer in offers)
@@ -153,6 +157,21 @@ def test_kill_9_of_the_service_loses_nothing(node: Machine) -> None:
     until(lambda: node.free_eighths() == 14, what="bob's eighths")
     assert node.api.patch(f"/sessions/{session['id']}", json={"share": "1/2"}).status_code == 200
     assert program("info()[1]") == CARD // 2
+
+
+def test_where_no_namespace_can_be_made_sessions_are_advisory_and_say_so(tmp_path: Path) -> None:
+    if os.geteuid() == 0:  # as in a usual container
+        prefix = ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"]
+    else:
+        prefix = ["unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", _NO_NAMESPACES, "sh"]
+    with machine(tmp_path, "1*h100-80gb", prefix) as node:
+        session, program = node.start("ann", "1/8")
+        assert session["grade"] == "advisory"
+        assert program("os.getuid()") == os.geteuid()
+        assert node.api.patch(f"/sessions/{session['id']}", json={"share": "1/4"}).status_code == 200
+        assert program("info()[1]") == CARD // 4
+        program.kill()
+        until(lambda: node.free_eighths() == 8, what="the eighths")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -109,8 +109,9 @@ class SessionProgram:
 class Machine:
     """The machine. `api` speaks to its service as the hub."""
 
-    def __init__(self, state: Path, cards: str) -> None:
+    def __init__(self, state: Path, cards: str, prefix: Sequence[str] = ()) -> None:
         self.state = state
+        self.prefix = prefix
         self.cards = SimulatedCards(cards)
         self.port = free_ports(4)
         self.service: subprocess.Popen[bytes] | None = None
@@ -137,7 +138,7 @@ class Machine:
         log = (self.state / "service.log").open("ab")
         with log:
             self.service = subprocess.Popen(
-                [sys.executable, "-m", "gpuspawner.service"], env=self.env(), stdout=log, stderr=log
+                [*self.prefix, sys.executable, "-m", "gpuspawner.service"], env=self.env(), stdout=log, stderr=log
             )
         until(self._answers, what="the service to answer")
 
@@ -184,9 +185,9 @@ class Machine:
 
 
 @contextmanager
-def machine(state: Path, cards: str = "2*h100-80gb") -> Iterator[Machine]:
-    """A machine with the service running, ended with everything on it."""
-    made = Machine(state, cards)
+def machine(state: Path, cards: str = "2*h100-80gb", prefix: Sequence[str] = ()) -> Iterator[Machine]:
+    """A machine with the service running, ended with everything on it. `prefix` goes before the service's command."""
+    made = Machine(state, cards, prefix)
     try:
         made.cards.__enter__()
         made.start_service()

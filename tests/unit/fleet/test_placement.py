@@ -31,8 +31,8 @@ def test_several_cards_are_whole_and_of_one_model() -> None:
 @pytest.mark.parametrize(
     ("share", "free", "sentence"),
     [
-        (GPUShare(8), (7, 7), "You asked for a whole card, and no card is wholly free now."),
-        (GPUShare(16), (8, 7), "You asked for 2 whole cards, and only 1 card is wholly free now."),
+        (GPUShare(8), (7, 7), "No whole card is free now."),
+        (GPUShare(16), (8, 7), "Only 1 whole card is free now."),
         (GPUShare(4), (3, 1), "The most that is free on one card now is 3/8."),
         (GPUShare(1), (0, 0), "All of it is in use now."),
         (GPUShare(32), (8, 8), "There are only 2 such cards."),
