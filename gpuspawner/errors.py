@@ -8,11 +8,22 @@ _GIVEN_SHOWN = 80
 
 
 def shorten(given: Any) -> Any:
-    """`given` as it may be repeated in an error: JSON scalars as they are, everything else by its repr, cut."""
+    """`given` as it may be repeated in an error: JSON scalars as they are, everything else by its repr, cut.
+
+    Text comes out as text that has a UTF-8 form: JSON may hold halves of characters (`"\\ud800"`), which have none.
+    """
     if given is None or (isinstance(given, bool | int) and abs(given) < 10**15):
         return given
-    text = given if isinstance(given, str) else repr(given)
-    return text if len(text) <= _GIVEN_SHOWN else f"{text[:_GIVEN_SHOWN]}… ({len(text)} characters)"
+    text = given if isinstance(given, str) else _repr(given)
+    shown = text[:_GIVEN_SHOWN].encode("utf-8", "backslashreplace").decode("utf-8")
+    return shown if len(text) <= _GIVEN_SHOWN else f"{shown}… ({len(text)} characters)"
+
+
+def _repr(given: Any) -> str:
+    try:
+        return repr(given)
+    except (RecursionError, ValueError):  # nested too deeply, or a number of thousands of digits
+        return f"<{type(given).__name__}>"
 
 
 class GPUSpawnerError(Exception):

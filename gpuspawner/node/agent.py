@@ -67,7 +67,7 @@ class Agent:
         driver: NVMLDriver | None = None,
         *,
         start_timeout: float = START_TIMEOUT,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state = state
         self._folder = state / "node"
@@ -79,6 +79,9 @@ class Agent:
         self._clock = clock
         self._lock = threading.RLock()
         self._records = Records(self._folder / "agent.sqlite")
+        # Since when a session without a process is waited for, by `clock`: the time of day can be set.
+        self._waiting: dict[str, float] = {}
+        self._ending: set[str] = set()
         # Processes that the driver showed on a session's cards, to know its leftovers when it has ended.
         self._seen: defaultdict[str, set[int]] = defaultdict(set)
         self._accounts = Accounts(
@@ -129,7 +132,7 @@ class Agent:
             if record is not None:
                 return self._launch(record)
             self._check_room(session, cards, eighths)
-            record = Record(session, user, cards, eighths, "live", False, self._clock())
+            record = Record(session, user, cards, eighths, "live", False, time.time())
             self._records.put(record)
             try:
                 self._apply(record, eighths)
@@ -152,7 +155,11 @@ class Agent:
             if eighths > record.eighths:
                 self._check_room(session, record.cards, eighths)
                 self._records.change(session, eighths=eighths)
-                self._apply(record, eighths)
+                try:
+                    self._apply(record, eighths)
+                except Exception:
+                    self._records.change(session, eighths=record.eighths)
+                    raise
             elif eighths < record.eighths:
                 self._shrink(record, eighths)
 
@@ -168,7 +175,11 @@ class Agent:
                 self._apply(record, 0)
                 self._used(record)
                 self._records.change(session, state="held", pids=tuple(sorted(self._seen.pop(session, ()))))
-        launch.end_session(self._folder_of(session), timeout=10.0)
+            self._ending.add(session)
+        try:
+            launch.end_session(self._folder_of(session), timeout=10.0)
+        finally:
+            self._ending.discard(session)
         return self._free_if_gone(session)
 
     def alive(self, session: str) -> bool:
@@ -182,32 +193,47 @@ class Agent:
         return None if record is None else self._used(record)
 
     def watch(self) -> list[Change]:
-        """One look at all sessions. Ends those whose processes are gone or never came, frees what is free."""
+        """One look at all sessions. Ends those whose processes are gone or never came, frees what is free.
+
+        What fails for one session is logged and tried again at the next look; the others are looked at all the same.
+        """
         changes: list[Change] = []
         for record in self.records():
-            alive = self.alive(record.session)
-            if record.state == "live":
-                if alive:
-                    self._used(record)
-                if alive and not record.launched:
-                    with self._lock:
-                        self._records.change(record.session, launched=True)
-                    changes.append(Change(record.session, "launched", "its first process runs"))
-                reason = self._over(record, alive)
-                if reason is None:
-                    continue
-                self.end(record.session, reason)
-                changes.append(Change(record.session, "ended", reason))
-            if self._free_if_gone(record.session):
-                changes.append(Change(record.session, "freed", "the driver shows none of its memory left"))
+            try:
+                changes += self._look_at(record)
+            except Exception:
+                log.exception("session %s could not be looked at", record.session)
+        return changes
+
+    def _look_at(self, record: Record) -> list[Change]:
+        changes: list[Change] = []
+        alive = self.alive(record.session)
+        if record.state == "live":
+            if alive:
+                self._used(record)
+            if alive and not record.launched:
+                with self._lock:
+                    self._records.change(record.session, launched=True)
+                changes.append(Change(record.session, "launched", "its first process runs"))
+            reason = self._over(record, alive)
+            if reason is None:
+                return changes
+            self.end(record.session, reason)
+            changes.append(Change(record.session, "ended", reason))
+        elif alive and record.session not in self._ending:
+            # whoever was to end it was killed, or could not
+            launch.end_session(self._folder_of(record.session), timeout=1.0)
+        if self._free_if_gone(record.session):
+            changes.append(Change(record.session, "freed", "the driver shows none of its memory left"))
         return changes
 
     def _over(self, record: Record, alive: bool) -> str | None:
         if alive:
+            self._waiting.pop(record.session, None)
             return None
         if record.launched:
             return "its last process ended"
-        if self._clock() - record.created > self._start_timeout:
+        if self._clock() - self._waiting.setdefault(record.session, self._clock()) > self._start_timeout:
             return f"no process of it started within {self._start_timeout:.0f} s"
         return None
 
@@ -245,10 +271,10 @@ class Agent:
                     used_bytes=used,
                     allowed_bytes=allowed,
                 )
+            self._records.change(record.session, eighths=eighths)
         except Exception:
             self._apply(record, record.eighths)
             raise
-        self._records.change(record.session, eighths=eighths)
 
     def _apply(self, record: Record, eighths: int) -> None:
         limits = []
@@ -337,12 +363,16 @@ class Agent:
             return False
         with self._lock:
             self._records.remove(session)
+            self._waiting.pop(session, None)
             shutil.rmtree(self._folder_of(session), ignore_errors=True)
         return True
 
     def _restore(self) -> None:
         """After a restart every limit is written again: what is in force, or nothing for ended sessions."""
         with self._lock:
+            for folder in self._sessions.iterdir():
+                if self._records.get(folder.name) is None and launch.session_alive(folder):
+                    self._adopt(folder)
             for record in self._records.all():
                 if self._folder_of(record.session).is_dir():
                     self._apply(record, record.eighths if record.state == "live" else 0)
@@ -350,6 +380,19 @@ class Agent:
             for folder in self._sessions.iterdir():
                 if folder.name not in known and not launch.session_alive(folder):
                     shutil.rmtree(folder, ignore_errors=True)
+
+    def _adopt(self, folder: Path) -> None:
+        """Take a session that runs and of which there is no record (the records were lost) by its limit file."""
+        try:
+            limits = abi.read_limits(launch.limit_path(folder))
+        except (OSError, abi.LimitFileError) as error:
+            log.warning("session %s runs without record and limit, and is ended: %s", folder.name, error)
+            limits = []
+        eighths = max((limit.eighths for limit in limits), default=0)
+        cards = tuple(limit.uuid for limit in limits)
+        log.warning("session %s runs, and no record of it was found: it holds %s/8 now", folder.name, eighths)
+        state: Literal["live", "held"] = "live" if eighths else "held"
+        self._records.put(Record(folder.name, "", cards, eighths or 1, state, True, time.time()))
 
     def _folder_of(self, session: str) -> Path:
         return self._sessions / session

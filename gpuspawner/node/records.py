@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from gpuspawner.errors import Unavailable
+
 State = Literal["live", "held"]
 
 _SCHEMA = """
@@ -25,6 +27,9 @@ CREATE TABLE IF NOT EXISTS records (
     pids TEXT NOT NULL DEFAULT '[]'
 );
 """
+
+
+_COLUMNS = "session, user, cards, eighths, state, launched, created, pids"
 
 
 @dataclass(frozen=True)
@@ -53,24 +58,34 @@ class Records:
     """
 
     def __init__(self, path: Path) -> None:
-        self.database = sqlite3.connect(path, check_same_thread=False)
-        self.database.execute("PRAGMA journal_mode = WAL")
-        self.database.execute("PRAGMA synchronous = FULL")
-        self.database.executescript(_SCHEMA)
+        """Raises Unavailable, naming the file, where it cannot be opened, read or believed."""
         self._records: dict[str, Record] = {}
-        columns = "session, user, cards, eighths, state, launched, created, pids"
-        for row in self.database.execute(f"SELECT {columns} FROM records"):
-            session, user, cards, eighths, state, launched, created, pids = row
-            self._records[session] = Record(
-                session,
-                user,
-                tuple(json.loads(cards)),
-                eighths,
-                state,
-                bool(launched),
-                created,
-                tuple(json.loads(pids)),
-            )
+        try:
+            self.database = sqlite3.connect(path, check_same_thread=False)
+            self.database.execute("PRAGMA journal_mode = WAL")
+            self.database.execute("PRAGMA synchronous = FULL")
+            problem = self.database.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if problem != "ok":
+                raise ValueError(problem)
+            self.database.executescript(_SCHEMA)
+            for row in self.database.execute(f"SELECT {_COLUMNS} FROM records"):
+                session, user, cards, eighths, state, launched, created, pids = row
+                self._records[session] = Record(
+                    session,
+                    user,
+                    tuple(json.loads(cards)),
+                    eighths,
+                    state,
+                    bool(launched),
+                    created,
+                    tuple(json.loads(pids)),
+                )
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            raise Unavailable(
+                f"The node's records in {path} cannot be used: {error}. If the file is damaged, move it and those "
+                "beside it (-wal, -shm) away: running sessions are then found again by their limits.",
+                code="storage",
+            ) from error
 
     def get(self, session: str) -> Record | None:
         """The record of a session, if there is one."""

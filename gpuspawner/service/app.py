@@ -1,20 +1,23 @@
 """The REST API: FastAPI over SessionService, authorised by JupyterHub's tokens and scopes."""
 
+import json
 import logging
+import sqlite3
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpuspawner import __version__
-from gpuspawner.errors import GPUSpawnerError, InvalidInput, NotAllowed, NotFound, shorten
+from gpuspawner.errors import GPUSpawnerError, InvalidInput, NotAllowed, NotFound, Unavailable, shorten
 from gpuspawner.service import schemas, views
 from gpuspawner.service.auth import Authenticator, Principal
 from gpuspawner.service.sessions import SessionService, Watcher
@@ -139,7 +142,7 @@ def _router(sessions: SessionService, authenticator: Authenticator, tariff: Tari
     def end(session: str, caller: Caller) -> schemas.Session:
         """End a session, its processes included. The hub and administrators only: users stop their server."""
         row = visible(caller, session)
-        if not caller.may("admin"):
+        if not caller.may("admin", row.user, row.server):
             raise NotAllowed("Stop the server in JupyterHub to end its session.")
         sessions.end(row.id, caller.name, "the server was stopped" if caller.hub else f"ended by {caller.name}")
         return shown(row)
@@ -171,27 +174,49 @@ def _share(share: object, model: object = None) -> GPUShare:
     return GPUShare(parsed.eighths, model)
 
 
+class Refusal(JSONResponse):
+    """An error. Written in ASCII: it repeats what was given, and not all that JSON can hold has a UTF-8 form."""
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return json.dumps(content, separators=(",", ":")).encode("ascii")
+
+
 def _add_error_handlers(app: FastAPI) -> None:
     async def refused(_request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, GPUSpawnerError)
-        return JSONResponse({"error": error.as_dict()}, error.status)
+        return Refusal({"error": error.as_dict()}, error.status)
+
+    async def not_stored(_request: Request, error: Exception) -> JSONResponse:
+        log.error("records could not be read or written", exc_info=error)
+        cause = str(getattr(error, "orig", None) or error)
+        problem = Unavailable(f"The GPU service cannot reach its records now ({cause}).", code="storage")
+        return Refusal({"error": problem.as_dict()}, problem.status)
+
+    async def failed(_request: Request, _error: Exception) -> JSONResponse:
+        # the server logs the exception itself
+        body = {"code": "internal", "message": "The GPU service failed at this request; its log says why."}
+        return Refusal({"error": body}, 500)
 
     async def malformed(_request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         # ("body", "share") -> share; for a body that is no JSON at all the place is a position in it.
-        field = ".".join(str(part)[:40] for part in first["loc"][1:] if isinstance(part, str)) or "body"
+        field = shorten(".".join(part for part in first["loc"][1:] if isinstance(part, str)) or "body")
         problem = InvalidInput(f"{field}: {first['msg']}.", field=field, given=shorten(first.get("input")))
-        return JSONResponse({"error": problem.as_dict()}, problem.status)
+        return Refusal({"error": problem.as_dict()}, problem.status)
 
     async def http(_request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         body = {"code": f"http_{error.status_code}", "message": f"{error.detail}.", "field": None}
-        return JSONResponse({"error": body}, error.status_code, headers=error.headers)
+        return Refusal({"error": body}, error.status_code, headers=error.headers)
 
     app.add_exception_handler(GPUSpawnerError, refused)
     app.add_exception_handler(RequestValidationError, malformed)
     app.add_exception_handler(HTTPException, http)
+    for kind in (sqlite3.Error, SQLAlchemyError, OSError):
+        app.add_exception_handler(kind, not_stored)
+    app.add_exception_handler(Exception, failed)
 
 
 class LimitBody:
@@ -214,7 +239,7 @@ class LimitBody:
             body += message.get("body", b"")
             if len(body) > MAX_BODY_BYTES:
                 too_large = InvalidInput(f"body: more than {MAX_BODY_BYTES} bytes.", code="too_large", field="body")
-                await JSONResponse({"error": too_large.as_dict()}, 413)(scope, receive, send)
+                await Refusal({"error": too_large.as_dict()}, 413)(scope, receive, send)
                 return
             if not message.get("more_body"):
                 break

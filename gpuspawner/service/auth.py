@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +16,10 @@ Action = Literal["read", "resize", "admin"]
 PREFIX = "custom:gpuspawner:"
 #: Seconds for which the hub's answer about a token is believed: how long a revoked token still works here.
 TOKEN_CACHE_SECONDS = 10
+
+_TOKEN = re.compile(r"[!-~]{1,512}", re.ASCII)
+#: Names by which the ledger means a part of gpuspawner and no person.
+_OWN_NAMES = ("hub", "node")
 
 
 class NotSignedIn(GPUSpawnerError):
@@ -33,14 +38,15 @@ class Principal:
     hub: bool = False
 
     def may(self, action: Action, user: str | None = None, server: str | None = None) -> bool:
-        """Whether it may do `action` to a user's server; with no user named, whether to anything at all."""
+        """Whether it may do `action` to a user's server; with no user named, whether to anything at all
+        (`admin`: to everything)."""
         if self.hub or f"{PREFIX}admin" in self.scopes:
             return True
         for scope in self.scopes:
             name, _, narrowed = scope.partition("!")
             if name != f"{PREFIX}{action}":
                 continue
-            if user is None or not narrowed:
+            if not narrowed or (user is None and action != "admin"):
                 return True
             if narrowed == f"user={user}" or (server is not None and narrowed == f"server={user}/{server}"):
                 return True
@@ -58,7 +64,7 @@ class Authenticator:
         """The caller. Raises NotSignedIn, or Unavailable when the hub does not answer."""
         kind, _, token = (authorization or "").partition(" ")
         token = token.strip()
-        if kind.lower() not in ("bearer", "token") or not token or not token.isascii() or len(token) > 1024:
+        if kind.lower() not in ("bearer", "token") or not _TOKEN.fullmatch(token):
             raise NotSignedIn("Send a JupyterHub token in the Authorization header: 'Bearer <token>'.")
         if hmac.compare_digest(token.encode(), self._service_token):
             return Principal("hub", hub=True)
@@ -68,4 +74,11 @@ class Authenticator:
             raise Unavailable("JupyterHub does not answer, so the token cannot be checked now.") from error
         if not model:
             raise NotSignedIn("JupyterHub does not know this token, or it has expired.")
-        return Principal(str(model["name"]), frozenset(model.get("scopes") or ()))
+        return Principal(_ledger_name(model), frozenset(model.get("scopes") or ()))
+
+
+def _ledger_name(model: dict[str, Any]) -> str:
+    """The name of a user as it is; of others, and of users named like a part of ours, with their kind before it.
+    No user has a name with a slash in it."""
+    name, kind = str(model["name"]), str(model.get("kind", "user"))
+    return name if kind == "user" and name not in _OWN_NAMES else f"{kind}/{name}"

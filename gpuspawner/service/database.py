@@ -6,12 +6,31 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
+from alembic.util import CommandError
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from gpuspawner.errors import Unavailable
 
 
 def open_database(url: str) -> Engine:
-    """The engine for a SQLAlchemy URL, its tables made or brought up to date."""
+    """The engine for a SQLAlchemy URL, its tables made or brought up to date.
+
+    Raises Unavailable, naming the database, where that is not possible.
+    """
+    try:
+        return _open(url)
+    except (SQLAlchemyError, CommandError) as error:
+        try:
+            shown = make_url(url).render_as_string(hide_password=True)
+        except ArgumentError:  # whatever it is, it may hold a password
+            shown = "of GPUSPAWNER_DATABASE_URL"
+        cause = getattr(error, "orig", None) or error
+        raise Unavailable(f"The database {shown} cannot be used: {cause}.", code="storage") from error
+
+
+def _open(url: str) -> Engine:
     engine = create_engine(url, pool_pre_ping=True)
     if make_url(url).get_backend_name() == "sqlite":
         event.listen(engine, "connect", _durable_sqlite)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import threading
 import time
 from collections import defaultdict
 
-from gpuspawner.errors import Conflict, NotFound
+from gpuspawner.errors import Conflict, GPUSpawnerError, NotFound
 from gpuspawner.fleet.base import Fleet, Grant, Launch
 from gpuspawner.service.store import LIVE, Store
 from gpuspawner.service.tables import SessionRow
@@ -27,6 +28,8 @@ class SessionService:
         self.fleet = fleet
         self.store = store
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        # Who ends a session and why, from the moment it begins until its eighths are free.
+        self._ends: dict[str, tuple[str, str]] = {}
         self._reconcile()
 
     def start(self, user: str, server: str, share: GPUShare, actor: str) -> tuple[SessionRow, Launch, bool]:
@@ -69,24 +72,61 @@ class SessionService:
             if before.cards > 1:
                 raise Conflict("A session with several cards holds them whole; it cannot be resized while it runs.")
             self.fleet.resize(session, share.eighths)
-            if share.eighths != before.eighths:
-                self.store.resized(session, share, actor, f"from {before.amount} to {share.amount}")
+            if share.eighths == before.eighths:
+                return
+            try:
+                alive = self.store.resized(session, share, actor, f"from {before.amount} to {share.amount}")
+            except Exception:
+                with contextlib.suppress(GPUSpawnerError):  # else the next look writes down what is in force
+                    self.fleet.resize(session, before.eighths)
+                raise
+            if not alive:
+                raise NotFound("This session has ended.")
 
     def end(self, session: str, actor: str, reason: str) -> None:
         """End a session: its processes, its share, its charge."""
         if self.store.session(session) is None:
             raise NotFound("There is no such session.")
-        freed = self.fleet.end(session, reason)
-        self.store.ended(session, freed, actor, reason)
+        self._ends.setdefault(session, (actor, reason))
+        self._ended(session, self.fleet.end(session, reason))
 
     def look(self) -> None:
-        """Write down what happened in the fleet by itself."""
+        """Write down what happened in the fleet by itself, and what could not be written down before."""
         for change in self.fleet.watch():
             log.info("session %s: %s (%s)", change.session, change.what, change.reason)
-            if change.what == "launched":
-                self.store.running(change.session)
-            else:
-                self.store.ended(change.session, change.what == "freed", "node", change.reason)
+            if change.what == "ended":
+                self._ends.setdefault(change.session, ("node", change.reason))
+        self._agree("its share was found to be gone")
+
+    def _ended(self, session: str, freed: bool, otherwise: str = "") -> None:
+        self.store.ended(session, freed, *self._ends.get(session, ("node", otherwise)))
+        if freed:
+            self._ends.pop(session, None)
+
+    def _agree(self, reason: str) -> None:
+        """Make the store agree with the fleet about every session that the store takes to hold something.
+
+        By what is, not by what was told: a change whose writing failed is written at the next look.
+        """
+        # Rows before grants: a row is written after its grant, so a row without one has lost it.
+        rows = self.store.sessions(states=(*LIVE, "ending"))
+        grants = {grant.session: grant for grant in self.fleet.grants()}
+        for row in rows:
+            grant = grants.get(row.id)
+            if grant is None:
+                self._ended(row.id, True, reason)
+            elif grant.ended and row.state in LIVE:
+                self._ended(row.id, False, reason)
+            elif row.state == "starting" and self.fleet.alive(row.id):
+                self.store.running(row.id)
+            if grant is not None and _differs(grant, row):
+                self._correct(row.id)
+
+    def _correct(self, session: str) -> None:
+        with self._locks[session]:
+            row, grant = self.store.session(session), self.grant(session)
+            if row is not None and grant is not None and _differs(grant, row):
+                self.store.resized(session, GPUShare(grant.eighths_per_card), "node", "found in force")
 
     def grant(self, session: str) -> Grant | None:
         """The share in force of a session."""
@@ -103,20 +143,16 @@ class SessionService:
 
     def _reconcile(self) -> None:
         """After a restart: the fleet knows what is in force, the store why. Make them agree."""
-        grants = {grant.session: grant for grant in self.fleet.grants()}
-        for session, grant in grants.items():
-            row = self.store.session(session)
-            if row is None or row.state not in LIVE:
-                if not grant.ended:
-                    self.fleet.end(session, "nobody asked for it")
-                continue
-            if grant.ended:
-                self.store.ended(session, False, "node", "ended while the service was away")
-            elif len(grant.cards) == 1 and grant.eighths_per_card != GPUShare.parse(row.share).eighths:
-                self.store.resized(session, GPUShare(grant.eighths_per_card), "node", "found in force after a restart")
-        for row in self.store.sessions(states=(*LIVE, "ending")):
-            if row.id not in grants:
-                self.store.ended(row.id, True, "node", "ended while the service was away")
+        for grant in self.fleet.grants():
+            row = self.store.session(grant.session)
+            if not grant.ended and (row is None or row.state not in LIVE):
+                self.fleet.end(grant.session, "nobody asked for it")
+        self._agree("ended while the service was away")
+
+
+def _differs(grant: Grant, row: SessionRow) -> bool:
+    share = GPUShare.parse(row.share)
+    return row.state in LIVE and not grant.ended and share.cards == 1 and grant.eighths_per_card != share.eighths
 
 
 class Watcher(threading.Thread):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session as Transaction
 
 from gpuspawner.fleet.base import Grant
@@ -30,6 +32,13 @@ class Store:
     def __init__(self, engine: Engine, tariff: Tariff) -> None:
         self._engine = engine
         self._tariff = tariff
+        # What is written depends on what was read, and SQLite's transactions begin with the first write.
+        self._writing = threading.Lock()
+
+    @contextmanager
+    def _write(self) -> Iterator[Transaction]:
+        with self._writing, Transaction(self._engine, expire_on_commit=False) as transaction, transaction.begin():
+            yield transaction
 
     def session(self, session: str) -> SessionRow | None:
         """A session by id."""
@@ -76,32 +85,37 @@ class Store:
             cards=json.dumps([card.uuid for card in grant.cards]),
             created_ms=at,
         )
-        with Transaction(self._engine, expire_on_commit=False) as transaction, transaction.begin():
+        with self._write() as transaction:
             transaction.add(row)
             transaction.add(self._entry(row, "start", share.eighths, at, actor, "started"))
         return row
 
     def running(self, session: str) -> None:
         """A session's first process was seen."""
-        with Transaction(self._engine) as transaction, transaction.begin():
-            row = transaction.get(SessionRow, session)
+        with self._write() as transaction:
+            row = self._row(transaction, session)
             if row is not None and row.state == "starting":
                 row.state = "running"
 
-    def resized(self, session: str, share: GPUShare, actor: str, reason: str) -> None:
-        """A session holds another share from now on."""
-        with Transaction(self._engine) as transaction, transaction.begin():
-            row = transaction.get_one(SessionRow, session)
+    def resized(self, session: str, share: GPUShare, actor: str, reason: str) -> bool:
+        """A live session holds another share from now on. False where it has ended meanwhile: nothing follows
+        the end of a session in the ledger but its `free`."""
+        with self._write() as transaction:
+            row = self._row(transaction, session)
+            if row is None or row.state not in LIVE:
+                return False
             row.share = share.amount
-            transaction.add(self._entry(row, "resize", share.eighths, now_ms(), actor, reason))
+            at = self._now(transaction, row)
+            transaction.add(self._entry(row, "resize", share.eighths, at, actor, reason))
+            return True
 
     def ended(self, session: str, freed: bool, actor: str, reason: str) -> None:
         """A session's use has ended, and where `freed`, its eighths are free again. Safe to repeat."""
-        at = now_ms()
-        with Transaction(self._engine) as transaction, transaction.begin():
-            row = transaction.get(SessionRow, session)
-            if row is None or row.state == "ended":
+        with self._write() as transaction:
+            row = self._row(transaction, session)
+            if row is None or row.state == "ended" or (row.state == "ending" and not freed):
                 return
+            at = self._now(transaction, row)
             if row.state in LIVE:
                 row.state = "ending"
                 row.ended_ms = at
@@ -110,6 +124,14 @@ class Store:
             if freed:
                 row.state = "ended"
                 transaction.add(self._entry(row, "free", 0, at, "node", "none of its memory left on the card"))
+
+    def _row(self, transaction: Transaction, session: str) -> SessionRow | None:
+        return transaction.get(SessionRow, session, with_for_update=True)
+
+    def _now(self, transaction: Transaction, row: SessionRow) -> int:
+        """The time of a session's next row: now, but never before its last row, since clocks are set back."""
+        last = transaction.scalar(select(func.max(LedgerRow.at_ms)).where(LedgerRow.session == row.id))
+        return max(now_ms(), row.created_ms, last or 0)
 
     def _entry(self, row: SessionRow, kind: Kind, eighths: int, at: int, actor: str, reason: str) -> LedgerRow:
         price = self._tariff.price_micros(GPUShare(eighths), row.model) if eighths else 0

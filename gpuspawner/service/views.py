@@ -86,8 +86,10 @@ def session(row: SessionRow, fleet: Fleet, tariff: Tariff) -> schemas.Session:
         created=iso(row.created_ms),
         ended=None if row.ended_ms is None else iso(row.ended_ms),
         end_reason=row.end_reason,
-        resizable=live and share.cards == 1,
-        options=_options(grant, states[cards[0].uuid], share, tariff) if grant and live and share.cards == 1 else [],
+        resizable=live and share.cards == 1 and bool(cards),
+        options=_options(grant, states[cards[0].uuid], share, tariff)
+        if grant and live and share.cards == 1 and cards
+        else [],
     )
 
 

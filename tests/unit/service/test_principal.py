@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuspawner.service.auth import Action, Principal
+from gpuspawner.service.auth import Action, Principal, _ledger_name
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,23 @@ def test_scopes(scope: str, action: Action, user: str | None, server: str | None
 def test_no_scopes_no_rights_and_the_hub_may_all() -> None:
     assert not Principal("ann").may("read")
     assert Principal("hub", hub=True).may("admin", "ann", "")
+
+
+def test_a_narrowed_administrator_is_not_everybodys() -> None:
+    narrowed = Principal("ann", frozenset({"custom:gpuspawner:admin!user=bob"}))
+    assert narrowed.may("admin", "bob", "")
+    assert not narrowed.may("admin", "cy", "")
+    assert not narrowed.may("admin"), "that would be the whole ledger"
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ({"name": "ann", "kind": "user"}, "ann"),
+        ({"name": "hub", "kind": "user"}, "user/hub"),
+        ({"name": "node", "kind": "user"}, "user/node"),
+        ({"name": "ann", "kind": "service"}, "service/ann"),
+    ],
+)
+def test_nobody_signs_in_as_a_part_of_ours(model: dict[str, str], name: str) -> None:
+    assert _ledger_name(model) == name
