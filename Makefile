@@ -26,11 +26,11 @@ up: setup ## set up and run JupyterHub at 127.0.0.1:8000 (GPUSPAWNER_PORT) until
 
 stop: ## end everything, the servers that run on included
 	@[ -x $(PY) ] || { echo "Nothing is set up, so nothing is running."; exit 0; }
-	$(PY) -m gpuspawner.cli stop
+	@$(PY) -m gpuspawner.cli stop
 
 status: ## show the cards and the sessions
 	@[ -x $(PY) ] || { echo "Nothing is set up."; exit 1; }
-	$(PY) -m gpuspawner.cli status
+	@$(PY) -m gpuspawner.cli status
 
 test: setup-dev ## check style and types and run every test
 	@tools/test
@@ -53,63 +53,63 @@ lock: $(STAMPS)/venv ## resolve the Python dependencies anew
 	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook -c requirements/lock.txt -q -o requirements/runtime.txt
 
 clean: ## remove everything that set-up made here (not your notebooks: those are in the state folder)
-	rm -rf .venv $(STAMPS) node_modules extensions/lab/node_modules extensions/lab/lib extensions/lab/gpuspawner_lab/labextension
+	rm -rf .venv $(STAMPS) node_modules extensions/lab/node_modules extensions/lab/lib extensions/lab/gpuspawner_lab/labextension extensions/lab/*.tsbuildinfo
 	rm -rf gpuspawner/simulation/bin gpuspawner/node/limits/bin test-output
 
 # -- set-up, a stamp for each step ------------------------------------------------------------------------
 
 $(STAMPS)/venv: tools/uv tools/python
-	@mkdir -p $(STAMPS)
+	@mkdir -p $(STAMPS); tools/needs
 	@echo "== Python environment"
-	python="$$(tools/python)"; [ -x $(PY) ] || $(UV) venv -q --python "$$python" .venv
+	@python="$$(tools/python)"; [ -x $(PY) ] || $(UV) venv -q --python "$$python" .venv
 	@touch $@
 
 $(STAMPS)/runtime: requirements/runtime.txt | $(STAMPS)/venv
 	@echo "== Python packages"
-	$(UV) pip install -q --python $(PY) -r requirements/runtime.txt
+	@$(UV) pip install -q --python $(PY) -r requirements/runtime.txt
 	@touch $@
 
 $(STAMPS)/dev: requirements/lock.txt | $(STAMPS)/runtime
 	@echo "== Python packages for tests"
-	$(UV) pip install -q --python $(PY) -r requirements/lock.txt
+	@$(UV) pip install -q --python $(PY) -r requirements/lock.txt
 	@touch $@
 
 $(STAMPS)/package: pyproject.toml | $(STAMPS)/runtime
-	$(UV) pip install -q --python $(PY) --no-deps -e .
+	@$(UV) pip install -q --python $(PY) --no-deps -e .
 	@touch $@
 
 $(STAMPS)/proxy: package.json package-lock.json
-	@mkdir -p $(STAMPS); tools/node-version
+	@mkdir -p $(STAMPS); tools/needs
 	@echo "== configurable-http-proxy"
-	npm ci --no-audit --no-fund --loglevel=error
+	@npm ci --no-audit --no-fund --loglevel=error
 	@touch $@
 
 $(STAMPS)/simulation: $(simulation_src)
 	@mkdir -p $(STAMPS)
 	@echo "== simulated cards"
-	$(MAKE) -s -C gpuspawner/simulation
+	@$(MAKE) -s -C gpuspawner/simulation
 	@touch $@
 
 $(STAMPS)/limits: $(limits_src)
 	@mkdir -p $(STAMPS)
 	@echo "== limits"
-	$(MAKE) -s -C gpuspawner/node/limits
+	@$(MAKE) -s -C gpuspawner/node/limits
 	@touch $@
 
 $(STAMPS)/lab-modules: extensions/lab/package.json extensions/lab/package-lock.json
-	@mkdir -p $(STAMPS); tools/node-version
+	@mkdir -p $(STAMPS); tools/needs
 	@echo "== Lab extension: packages"
-	cd extensions/lab && npm ci --no-audit --no-fund --loglevel=error
+	@cd extensions/lab && npm ci --no-audit --no-fund --loglevel=error
 	@touch $@
 
 $(STAMPS)/lab-build: $(STAMPS)/lab-modules $(lab_src) | $(STAMPS)/runtime
 	@echo "== Lab extension: build"
-	cd extensions/lab && npm run -s build
+	@cd extensions/lab && npm run -s build
 	@touch $@
 
 $(STAMPS)/lab: $(STAMPS)/lab-build $(lab_py) extensions/lab/pyproject.toml | $(STAMPS)/package
 	@echo "== Lab extension: install"
-	$(UV) pip install -q --python $(PY) --no-deps --reinstall-package gpuspawner-lab ./extensions/lab
+	@$(UV) pip install -q --python $(PY) --no-deps --reinstall-package gpuspawner-lab ./extensions/lab
 	@touch $@
 
 $(STAMPS)/browser: tools/browser
