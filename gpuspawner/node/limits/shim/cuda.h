@@ -15,6 +15,10 @@ typedef struct stream *CUstream;
 typedef struct event *CUevent;
 typedef struct pool_handle *CUmemoryPool;
 typedef struct array *CUarray;
+typedef struct graph_handle *CUgraph;
+typedef struct graph_exec *CUgraphExec;
+typedef struct graph_node *CUgraphNode;
+typedef struct green_context *CUgreenCtx;
 typedef unsigned long long CUmemGenericAllocationHandle;
 
 enum {
@@ -70,6 +74,13 @@ struct array3d_descriptor_v1 {
     S(cuCtxCreate_v4, cuCtxCreate, 12050, 0)                                                                            \
     S(cuCtxDestroy, cuCtxDestroy, 2000, 0)                                                                              \
     S(cuCtxDestroy_v2, cuCtxDestroy, 4000, 0)                                                                           \
+    S(cuGLCtxCreate, cuGLCtxCreate, 2000, 0)                                                                            \
+    S(cuGLCtxCreate_v2, cuGLCtxCreate, 3020, 0)                                                                         \
+    S(cuVDPAUCtxCreate, cuVDPAUCtxCreate, 3010, 0)                                                                      \
+    S(cuVDPAUCtxCreate_v2, cuVDPAUCtxCreate, 3020, 0)                                                                   \
+    S(cuGreenCtxCreate, cuGreenCtxCreate, 12040, 0)                                                                     \
+    S(cuGreenCtxDestroy, cuGreenCtxDestroy, 12040, 0)                                                                   \
+    S(cuCtxFromGreenCtx, cuCtxFromGreenCtx, 12040, 0)                                                                   \
     S(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, 7000, 0)                                                      \
     S(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease, 7000, 0)                                                    \
     S(cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRelease, 11000, 0)                                                \
@@ -94,6 +105,8 @@ struct array3d_descriptor_v1 {
     S(cuMemMap, cuMemMap, 10020, 0)                                                                                     \
     S(cuMemUnmap, cuMemUnmap, 10020, 0)                                                                                 \
     S(cuMemRetainAllocationHandle, cuMemRetainAllocationHandle, 11000, 0)                                               \
+    S(cuMemMapArrayAsync, cuMemMapArrayAsync, 11010, 0)                                                                 \
+    S(cuMemMapArrayAsync_ptsz, cuMemMapArrayAsync, 11010, 1)                                                            \
     S(cuMemAllocAsync, cuMemAllocAsync, 11020, 0)                                                                       \
     S(cuMemAllocAsync_ptsz, cuMemAllocAsync, 11020, 1)                                                                  \
     S(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync, 11020, 0)                                                       \
@@ -104,6 +117,17 @@ struct array3d_descriptor_v1 {
     S(cuMemPoolDestroy, cuMemPoolDestroy, 11020, 0)                                                                     \
     S(cuMemPoolTrimTo, cuMemPoolTrimTo, 11020, 0)                                                                       \
     S(cuMemPoolSetAttribute, cuMemPoolSetAttribute, 11020, 0)                                                           \
+    S(cuGraphInstantiate, cuGraphInstantiate, 10000, 0)                                                                 \
+    S(cuGraphInstantiate_v2, cuGraphInstantiate, 11000, 0)                                                              \
+    S(cuGraphInstantiateWithFlags, cuGraphInstantiateWithFlags, 11040, 0)                                               \
+    S(cuGraphInstantiateWithParams, cuGraphInstantiateWithParams, 12000, 0)                                             \
+    S(cuGraphInstantiateWithParams_ptsz, cuGraphInstantiateWithParams, 12000, 1)                                        \
+    S(cuGraphExecDestroy, cuGraphExecDestroy, 10000, 0)                                                                 \
+    S(cuGraphUpload, cuGraphUpload, 11010, 0)                                                                           \
+    S(cuGraphUpload_ptsz, cuGraphUpload, 11010, 1)                                                                      \
+    S(cuGraphLaunch, cuGraphLaunch, 10000, 0)                                                                           \
+    S(cuGraphLaunch_ptsz, cuGraphLaunch, 10000, 1)                                                                      \
+    S(cuDeviceGraphMemTrim, cuDeviceGraphMemTrim, 11040, 0)                                                             \
     S(cuStreamSynchronize, cuStreamSynchronize, 2000, 0)                                                                \
     S(cuStreamSynchronize_ptsz, cuStreamSynchronize, 7000, 1)                                                           \
     S(cuEventSynchronize, cuEventSynchronize, 2000, 0)                                                                  \
@@ -120,7 +144,14 @@ struct array3d_descriptor_v1 {
     S(cuDeviceGetMemPool, cuDeviceGetMemPool, 11020, 0)                                                                 \
     S(cuMemPoolGetAttribute, cuMemPoolGetAttribute, 11020, 0)                                                           \
     S(cuStreamGetDevice, cuStreamGetDevice, 12080, 0)                                                                   \
-    S(cuStreamIsCapturing, cuStreamIsCapturing, 10000, 0)
+    S(cuStreamIsCapturing, cuStreamIsCapturing, 10000, 0)                                                               \
+    S(cuStreamIsCapturing_ptsz, cuStreamIsCapturing, 10000, 1)                                                          \
+    S(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, 10010, 0)                                   \
+    S(cuDeviceGetGraphMemAttribute, cuDeviceGetGraphMemAttribute, 11040, 0)                                             \
+    S(cuGraphGetNodes, cuGraphGetNodes, 10000, 0)                                                                       \
+    S(cuGraphNodeGetType, cuGraphNodeGetType, 10000, 0)                                                                 \
+    S(cuGraphMemAllocNodeGetParams, cuGraphMemAllocNodeGetParams, 11040, 0)                                             \
+    S(cuGraphChildGraphNodeGetGraph, cuGraphChildGraphNodeGetGraph, 10000, 0)
 
 enum symbol {
 #define S(symbol, name, version, per_thread) SYM_##symbol,
@@ -145,13 +176,13 @@ CUresult current_card(int *card);
 CUcontext current_context(void);
 
 /* table.c: what the program holds, by handle or address. */
-enum held_kind { HELD_PLAIN, HELD_ARRAY, HELD_POOLED, HELD_PHYSICAL, HELD_MAPPING };
+enum held_kind { HELD_PLAIN, HELD_ARRAY, HELD_POOLED, HELD_PHYSICAL, HELD_MAPPING, HELD_GRAPH };
 struct held {
     uint64_t key;
     enum held_kind kind;
     int card;
     uint64_t bytes;
-    void *owner; /* context, pool or physical allocation, by kind */
+    void *owner; /* context, pool, physical allocation or graph, by kind */
 };
 bool table_put(const struct held *held);
 bool table_take(enum held_kind kind, uint64_t key, struct held *held);
@@ -170,10 +201,24 @@ void pools_settle(void);
 /* A context ended, and with it perhaps what pools held. */
 void pools_changed(void);
 void pools_after_fork(void);
+bool is_capturing(CUstream stream, bool per_thread);
 
-/* cuda_vmm.c, cuda_context.c */
+/* cuda_vmm.c */
+/* A sparse array, or all of a context, ended, and with it the hold that it had on physical memory. */
+void vmm_array_ended(CUarray array);
+void vmm_context_ended(CUcontext context);
 void vmm_after_fork(void);
+
+/* cuda_context.c: the context with which memory that is made in `context` ends. */
+CUcontext contexts_owner(CUcontext context);
 void contexts_after_fork(void);
+
+/* cuda_graph.c: a context ended, and with it perhaps what the driver kept for graphs. */
+void graphs_settle(void);
+void graphs_after_fork(void);
+
+/* cuda_review.c: a program asks for an entry point that is not ours. */
+void review(const char *name);
 
 #define GRANULE UINT64_C(512) /* the driver's smallest unit for plain memory */
 static inline bool round_up(uint64_t value, uint64_t unit, uint64_t *out)

@@ -20,6 +20,12 @@ static struct {
     int card;
     uint64_t bytes;
 } primary[MOST_DEVICES];
+static struct {
+    CUgreenCtx green;
+    CUcontext context; /* the one it gave out */
+    CUdevice device;
+} greens[MOST_CONTEXTS];
+static _Atomic int green_contexts; /* places of `greens` below it may be in use; never falls */
 
 void contexts_after_fork(void)
 {
@@ -28,6 +34,7 @@ void contexts_after_fork(void)
         made[i].context = NULL;
     for (int i = 0; i < MOST_DEVICES; i++)
         primary[i].charged = false;
+    atomic_store(&green_contexts, 0);
 }
 
 /* A card without a limit has no memory: not even a context. */
@@ -37,6 +44,14 @@ static bool charge(CUdevice device, int *card, uint64_t *bytes)
     struct card_limit limit = limits_of(*card);
     *bytes = limit.context_bytes;
     return limit.present && limit.memory_bytes > 0 && reserve(*card, *bytes);
+}
+
+static void forget(CUcontext context)
+{
+    table_end_context(context);
+    vmm_context_ended(context);
+    pools_changed();
+    graphs_settle();
 }
 
 static CUresult keep(CUresult result, CUcontext *context, int card, uint64_t bytes)
@@ -97,6 +112,29 @@ EXPORT CUresult cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned fl
     CREATE(device, cuCtxCreate_v4, (CUcontext *, void *, unsigned, CUdevice), context, parameters, flags, device);
 }
 
+/* ---- contexts for graphics interfaces; not in every driver ---- */
+EXPORT CUresult cuGLCtxCreate(CUcontext *context, unsigned flags, CUdevice device)
+{
+    CREATE(device, cuGLCtxCreate, (CUcontext *, unsigned, CUdevice), context, flags, device);
+}
+
+EXPORT CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device)
+{
+    CREATE(device, cuGLCtxCreate_v2, (CUcontext *, unsigned, CUdevice), context, flags, device);
+}
+
+#define VDPAU_TYPE (CUcontext *, unsigned, CUdevice, uint32_t, void *)
+
+EXPORT CUresult cuVDPAUCtxCreate(CUcontext *context, unsigned flags, CUdevice device, uint32_t screen, void *lookup)
+{
+    CREATE(device, cuVDPAUCtxCreate, VDPAU_TYPE, context, flags, device, screen, lookup);
+}
+
+EXPORT CUresult cuVDPAUCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device, uint32_t screen, void *lookup)
+{
+    CREATE(device, cuVDPAUCtxCreate_v2, VDPAU_TYPE, context, flags, device, screen, lookup);
+}
+
 static CUresult ended(CUresult result, CUcontext context)
 {
     if (result != CUDA_SUCCESS)
@@ -110,8 +148,7 @@ static CUresult ended(CUresult result, CUcontext context)
         }
     }
     pthread_mutex_unlock(&lock);
-    table_end_context(context);
-    pools_changed();
+    forget(context);
     return result;
 }
 
@@ -153,8 +190,7 @@ static CUresult primary_ended(CUresult result, CUdevice device)
         active == 0) {
         primary[device].charged = false;
         accounts_release(primary[device].card, primary[device].bytes);
-        table_end_context(primary[device].context);
-        pools_changed();
+        forget(primary[device].context);
     }
     pthread_mutex_unlock(&lock);
     return result;
@@ -178,4 +214,80 @@ EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device)
 {
     return primary_ended(REAL(cuDevicePrimaryCtxReset, (CUdevice), device), device);
+}
+
+/* ---- green contexts: a part of the primary one, which lives as long as they do and owns their memory ---- */
+EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, void *resources, CUdevice device, unsigned flags)
+{
+#define CALL REAL(cuGreenCtxCreate, (CUgreenCtx *, void *, CUdevice, unsigned), green, resources, device, flags)
+    if (green == NULL || device < 0 || device >= MOST_DEVICES || !device_exists(device))
+        return CALL;
+    pthread_mutex_lock(&lock);
+    bool new = !primary[device].charged;
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (!new || charge(device, &primary[device].card, &primary[device].bytes))
+        result = CALL;
+#undef CALL
+    else
+        new = false;
+    if (result != CUDA_SUCCESS && new)
+        accounts_release(primary[device].card, primary[device].bytes);
+    if (result == CUDA_SUCCESS && new) {
+        CUcontext context = NULL;
+        primary[device].charged = true;
+        if (REAL(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice), &context, device) == CUDA_SUCCESS)
+            (void)REAL(cuDevicePrimaryCtxRelease_v2, (CUdevice), device);
+        primary[device].context = context;
+    }
+    int count = atomic_load(&green_contexts), place = 0;
+    while (place < count && greens[place].green != NULL)
+        place++;
+    if (result == CUDA_SUCCESS && place < MOST_CONTEXTS) {
+        greens[place].green = *green;
+        greens[place].context = NULL;
+        greens[place].device = device;
+        if (place == count)
+            atomic_store(&green_contexts, count + 1);
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
+{
+    CUresult result = REAL(cuGreenCtxDestroy, (CUgreenCtx), green);
+    pthread_mutex_lock(&lock);
+    for (int i = 0; result == CUDA_SUCCESS && i < atomic_load(&green_contexts); i++)
+        if (greens[i].green == green)
+            greens[i].green = NULL, greens[i].context = NULL;
+    pthread_mutex_unlock(&lock);
+    for (int device = 0; device < MOST_DEVICES; device++)
+        (void)primary_ended(result, device);
+    return result;
+}
+
+EXPORT CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
+{
+    CUresult result = REAL(cuCtxFromGreenCtx, (CUcontext *, CUgreenCtx), context, green);
+    pthread_mutex_lock(&lock);
+    for (int i = 0; result == CUDA_SUCCESS && i < atomic_load(&green_contexts); i++)
+        if (greens[i].green == green)
+            greens[i].context = *context;
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+CUcontext contexts_owner(CUcontext context)
+{
+    if (atomic_load_explicit(&green_contexts, memory_order_relaxed) == 0)
+        return context;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < atomic_load(&green_contexts); i++) {
+        if (greens[i].context == context && context != NULL) {
+            context = primary[greens[i].device].context;
+            break;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return context;
 }

@@ -39,8 +39,8 @@ void *real(enum symbol symbol)
 
 enum { PER_THREAD_DEFAULT_STREAM = 2 };
 
-/* What the driver returned for a name, version and flags is the newest form that the version knows: ours is the same one.
- * Lookups of one function give one pointer, always. */
+/* What the driver returned for a name, version and flags is the newest form that the version knows: ours is the same one,
+ * unless the driver shows by its pointer that it means another. Lookups of one function give one pointer, always. */
 static void swap(const char *name, void **function, int version, uint64_t flags)
 {
     int best = -1;
@@ -51,12 +51,16 @@ static void swap(const char *name, void **function, int version, uint64_t flags)
         if (best < 0 || symbols[i].per_thread || (!symbols[best].per_thread && symbols[i].version >= symbols[best].version))
             best = i;
     }
-    if (best < 0)
-        return;
-    void *nothing = NULL;
-    if (real((enum symbol)best) == NULL) /* not exported, only to be had this way */
+    void *known = best >= 0 ? real((enum symbol)best) : NULL, *nothing = NULL;
+    if (best >= 0 && known == NULL) /* not exported, only to be had this way */
         atomic_compare_exchange_strong(&reals[best], &nothing, *function);
-    *function = symbols[best].ours;
+    for (int i = 0; (best < 0 || (known != NULL && known != *function)) && i < SYMBOL_COUNT && symbols[i].ours != NULL; i++)
+        if (real((enum symbol)i) == *function)
+            best = i, known = *function;
+    if (best >= 0)
+        *function = symbols[best].ours;
+    else
+        review(name);
 }
 
 EXPORT CUresult cuGetProcAddress(const char *name, void **function, int version, uint64_t flags)
@@ -82,4 +86,5 @@ void shim_after_fork(void)
     pools_after_fork();
     vmm_after_fork();
     contexts_after_fork();
+    graphs_after_fork();
 }

@@ -252,12 +252,14 @@ EXPORT CUresult cuMipmappedArrayCreate(CUarray *array, const struct array3d_desc
     return array_end(result, array, card, bytes, true);
 }
 
-static CUresult array_destroyed(CUresult result, bool known, const struct held *held)
+static CUresult array_destroyed(CUresult result, CUarray array, bool known, const struct held *held)
 {
-    if (known && result == CUDA_SUCCESS)
+    if (known && result == CUDA_SUCCESS) {
         accounts_release(held->card, held->bytes);
-    else if (known)
+        vmm_array_ended(array);
+    } else if (known) {
         table_put(held);
+    }
     return result;
 }
 
@@ -265,12 +267,12 @@ EXPORT CUresult cuArrayDestroy(CUarray array)
 {
     struct held held;
     bool known = table_take(HELD_ARRAY, (uint64_t)(uintptr_t)array, &held);
-    return array_destroyed(REAL(cuArrayDestroy, (CUarray), array), known, &held);
+    return array_destroyed(REAL(cuArrayDestroy, (CUarray), array), array, known, &held);
 }
 
 EXPORT CUresult cuMipmappedArrayDestroy(CUarray array)
 {
     struct held held;
     bool known = table_take(HELD_ARRAY, (uint64_t)(uintptr_t)array, &held);
-    return array_destroyed(REAL(cuMipmappedArrayDestroy, (CUarray), array), known, &held);
+    return array_destroyed(REAL(cuMipmappedArrayDestroy, (CUarray), array), array, known, &held);
 }

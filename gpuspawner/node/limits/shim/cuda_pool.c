@@ -154,10 +154,12 @@ void pools_changed(void)
     pthread_mutex_unlock(&lock);
 }
 
-static bool is_capturing(CUstream stream)
+bool is_capturing(CUstream stream, bool per_thread)
 {
     int status = 0;
-    return REAL(cuStreamIsCapturing, (CUstream, int *), stream, &status) == CUDA_SUCCESS && status != 0;
+    CUresult result = per_thread ? REAL(cuStreamIsCapturing_ptsz, (CUstream, int *), stream, &status)
+                                 : REAL(cuStreamIsCapturing, (CUstream, int *), stream, &status);
+    return result == CUDA_SUCCESS && status != 0;
 }
 
 struct request {
@@ -227,7 +229,7 @@ static CUresult allocate_locked(const struct request *r)
     /* As if nothing that the pool keeps could serve it. If there is no room for that, pools give up what they keep, frees
      * that still wait for their turn included; what this one still has then may serve the request without growth. */
     if (!reserve_locked(pool->card, growth)) {
-        if (pool->may_shrink && !is_capturing(r->stream))
+        if (pool->may_shrink)
             (void)REAL(cuStreamSynchronize, (CUstream), r->stream);
         if (!reserve_locked(pool->card, growth)) {
             if (spare(pool) < r->size)
@@ -265,7 +267,7 @@ static CUresult allocate_locked(const struct request *r)
 
 static CUresult allocate(const struct request *r)
 {
-    if (r->address == NULL || r->size == 0)
+    if (r->address == NULL || r->size == 0 || is_capturing(r->stream, r->per_thread)) /* a capture takes no memory yet */
         return call(r);
     pthread_mutex_lock(&lock);
     CUresult result = allocate_locked(r);

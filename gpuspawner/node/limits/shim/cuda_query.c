@@ -39,7 +39,7 @@ CUresult current_card(int *card)
 CUcontext current_context(void)
 {
     CUcontext context = NULL;
-    return REAL(cuCtxGetCurrent, (CUcontext *), &context) == CUDA_SUCCESS ? context : NULL;
+    return REAL(cuCtxGetCurrent, (CUcontext *), &context) == CUDA_SUCCESS ? contexts_owner(context) : NULL;
 }
 
 EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)

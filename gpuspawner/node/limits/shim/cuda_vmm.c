@@ -13,7 +13,20 @@ struct physical {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-void vmm_after_fork(void) { pthread_mutex_init(&lock, NULL); }
+/* A sparse array that physical memory was mapped into. It holds on to that memory until it ends itself: which of its tiles
+ * are still mapped is not followed. */
+static struct hold {
+    CUarray array;
+    CUcontext context; /* with which the array ends at the latest */
+    struct physical *physical;
+    struct hold *next;
+} *holds;
+
+void vmm_after_fork(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    holds = NULL;
+}
 
 /* With the lock held. */
 static void end_if_unused(struct physical *physical)
@@ -125,4 +138,82 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size)
     }
     pthread_mutex_unlock(&lock);
     return result;
+}
+
+/* ---- sparse arrays ---- */
+struct array_map { /* CUarrayMapInfo */
+    int resource_type;
+    CUarray array; /* or mipmapped array */
+    int subresource_type;
+    uint64_t subresource[4];
+    int operation, handle_type;
+    CUmemGenericAllocationHandle handle;
+    unsigned long long offset;
+    unsigned devices, flags, reserved[2];
+};
+_Static_assert(sizeof(struct array_map) == 96, "CUarrayMapInfo");
+enum { OPERATION_MAP = 1 };
+
+static bool holds_already(CUarray array, const struct physical *physical)
+{
+    struct hold *hold = holds;
+    while (hold != NULL && (hold->array != array || hold->physical != physical))
+        hold = hold->next;
+    return hold != NULL;
+}
+
+/* False: no memory to remember it. */
+static bool hold(const struct array_map *map)
+{
+    struct held physical, array;
+    if (map->operation != OPERATION_MAP || !table_get(HELD_PHYSICAL, map->handle, &physical) ||
+        holds_already(map->array, physical.owner))
+        return true;
+    struct hold *made = malloc(sizeof *made);
+    if (made == NULL)
+        return false;
+    bool known = table_get(HELD_ARRAY, (uint64_t)(uintptr_t)map->array, &array);
+    *made = (struct hold){map->array, known ? array.owner : NULL, physical.owner, holds};
+    holds = made;
+    made->physical->mappings++;
+    return true;
+}
+
+static void end_holds(CUarray array, CUcontext context)
+{
+    pthread_mutex_lock(&lock);
+    for (struct hold **at = &holds; *at != NULL;) {
+        struct hold *hold = *at;
+        if ((array == NULL || hold->array != array) && (context == NULL || hold->context != context)) {
+            at = &hold->next;
+            continue;
+        }
+        *at = hold->next;
+        hold->physical->mappings--;
+        end_if_unused(hold->physical);
+        free(hold);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void vmm_array_ended(CUarray array) { end_holds(array, NULL); }
+void vmm_context_ended(CUcontext context) { end_holds(NULL, context); }
+
+/* Held before the driver is asked: where it refuses, the array keeps a hold too many, and nothing is charged too little. */
+#define MAP_ARRAY(symbol)                                                                                               \
+    bool ok = true;                                                                                                     \
+    pthread_mutex_lock(&lock);                                                                                          \
+    for (unsigned i = 0; maps != NULL && ok && i < count; i++)                                                          \
+        ok = hold(&maps[i]);                                                                                            \
+    pthread_mutex_unlock(&lock);                                                                                        \
+    return ok ? REAL(symbol, (struct array_map *, unsigned, CUstream), maps, count, stream) : CUDA_ERROR_OUT_OF_MEMORY
+
+EXPORT CUresult cuMemMapArrayAsync(struct array_map *maps, unsigned count, CUstream stream)
+{
+    MAP_ARRAY(cuMemMapArrayAsync);
+}
+
+EXPORT CUresult cuMemMapArrayAsync_ptsz(struct array_map *maps, unsigned count, CUstream stream)
+{
+    MAP_ARRAY(cuMemMapArrayAsync_ptsz);
 }

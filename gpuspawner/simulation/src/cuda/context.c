@@ -65,7 +65,10 @@ static void destroy(CUcontext context) {
     *at = context->next;
     CUcontext other = driver.contexts;
     while (other && other->ordinal != context->ordinal) other = other->next;
-    if (!other) pools_delete_of(context->ordinal);
+    if (!other) {
+        pools_delete_of(context->ordinal);
+        graphs_delete_of(context->ordinal);
+    }
     sim_call(SIM_CONTEXT_CLOSE, context->card, 0, NULL, NULL);
     object_free(context);
 }

@@ -33,7 +33,7 @@ CUresult result_of(int status) {
 }
 
 /* ---- objects ---- */
-static struct object *free_objects[KIND_PHYSICAL - KIND_CONTEXT + 1];
+static struct object *free_objects[KIND_GRAPH_GONE - KIND_CONTEXT + 1];
 
 void *object_new(enum kind kind, size_t size) {
     struct object **list = &free_objects[kind - KIND_CONTEXT], *object = *list;
@@ -133,6 +133,7 @@ static void after_fork_child(void) {
     vmm_after_fork();
     worker_after_fork();
     channels_after_fork();
+    graphs_after_fork();
 }
 
 API cuInit(unsigned flags) {

@@ -168,6 +168,7 @@ API cuMemFree_v2(CUdeviceptr pointer) {
         result = CUDA_SUCCESS;
         if (found->kind == MEM_DEVICE || found->kind == MEM_MANAGED) memory_delete(found);
         else if (found->kind == MEM_POOL) pool_free(found);
+        else if (found->kind == MEM_GRAPH) result = graph_memory_free(pointer);
         else result = CUDA_ERROR_INVALID_VALUE;
     }
     UNLOCK();

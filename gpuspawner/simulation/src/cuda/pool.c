@@ -165,7 +165,7 @@ API cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
     struct allocation *found = memory_find(pointer);
     enum memory_kind kind = found && found->node.key == pointer ? found->kind : MEM_ARRAY;
     UNLOCK();
-    if (kind == MEM_DEVICE) return cuMemFree_v2(pointer);
+    if (kind == MEM_DEVICE || kind == MEM_GRAPH) return cuMemFree_v2(pointer);
     if (kind != MEM_POOL) return CUDA_ERROR_INVALID_VALUE;
     return stream_submit(stream, &(struct operation){.kind = OP_FREE, .base = pointer});
 }

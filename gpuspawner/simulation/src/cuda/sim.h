@@ -122,7 +122,8 @@ void arena_give(struct arena *arena, uint64_t base, uint64_t size);
 
 /* ---- objects ---- */
 enum kind { KIND_CONTEXT = 0x43545831, KIND_STREAM, KIND_EVENT, KIND_MODULE, KIND_FUNCTION, KIND_ARRAY,
-            KIND_MIPMAP, KIND_POOL, KIND_PHYSICAL };
+            KIND_MIPMAP, KIND_POOL, KIND_PHYSICAL, KIND_GRAPH, KIND_NODE, KIND_EXEC,
+            KIND_GRAPH_GONE };
 
 struct object { /* heads every handle's struct; a struct is never given back to libc, so that a stale
                    handle is recognised and not read after free */
@@ -134,7 +135,7 @@ void *object_new(enum kind kind, size_t size);
 void object_free(void *object);
 bool object_valid(const void *object, enum kind kind);
 
-enum memory_kind { MEM_DEVICE, MEM_MANAGED, MEM_HOST, MEM_REGISTERED, MEM_POOL, MEM_MAPPED, MEM_ARRAY };
+enum memory_kind { MEM_DEVICE, MEM_MANAGED, MEM_HOST, MEM_REGISTERED, MEM_POOL, MEM_MAPPED, MEM_ARRAY, MEM_GRAPH };
 
 struct allocation {
     struct node node; /* key: base */
@@ -239,6 +240,12 @@ void pools_trim(unsigned card, bool to_threshold);
 void pool_free(struct allocation *allocation);
 /* The card's last context has gone: so does all that its pools hold. */
 void pools_delete_of(int ordinal);
+
+/* graph.c; the lock is held */
+CUresult graph_memory_free(CUdeviceptr pointer);
+/* The card's last context has gone. */
+void graphs_delete_of(int ordinal);
+void graphs_after_fork(void);
 
 /* vmm.c */
 /* Whether the range is virtual memory of ours, whose pages may be dropped. Takes the lock. */
