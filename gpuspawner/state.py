@@ -62,6 +62,12 @@ class Settings:
         return f"http://127.0.0.1:{self.service_port}{self.service_prefix}api/v1"
 
     @property
+    def service_socket(self) -> Path:
+        """The socket at which the hub speaks to the service. Sessions reach every port of the machine and may take one
+        whose owner is down, but they never see this folder: what is sent here reaches the service or nobody."""
+        return self.state / "run" / "service.sock"
+
+    @property
     def hub_api(self) -> str:
         """JupyterHub's REST API on this machine."""
         return f"http://127.0.0.1:{self.hub_port}{self.base_url}hub/api"

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
+from pathlib import Path
 
 import uvicorn
 from jupyterhub.services.auth import HubAuth
 
-from gpuspawner.errors import GPUSpawnerError
+from gpuspawner.errors import GPUSpawnerError, Unavailable
 from gpuspawner.fleet.local import LocalFleet
 from gpuspawner.service.app import create_app
 from gpuspawner.service.auth import TOKEN_CACHE_SECONDS, Authenticator
@@ -38,13 +40,34 @@ def main() -> int:
         url = os.environ.get("GPUSPAWNER_DATABASE_URL") or f"sqlite:///{folder / 'service.sqlite'}"
         store = Store(open_database(url), tariff)
         sessions = SessionService(LocalFleet(settings.state), store)
+        sockets = [_port(settings.service_port), _private_socket(settings.service_socket)]
     except (GPUSpawnerError, OSError) as error:
         print(f"gpuspawner service: {error}", file=sys.stderr)
         return 1
     hub_auth = HubAuth(api_token=token, api_url=settings.hub_api, cache_max_age=TOKEN_CACHE_SECONDS)
     app = create_app(sessions, Authenticator(hub_auth, token), tariff, settings.service_prefix)
-    uvicorn.run(app, host="127.0.0.1", port=settings.service_port, log_level="info", access_log=False)
+    uvicorn.Server(uvicorn.Config(app, log_level="info", access_log=False)).run(sockets)
     return 0
+
+
+def _port(port: int) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    return listener
+
+
+def _private_socket(path: Path) -> socket.socket:
+    """A socket for the user that runs this alone. One left from before is nobody's: the agent's lock is ours."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        raise Unavailable(f"The socket {path} cannot be made: {error}. A shorter GPUSPAWNER_STATE may help.") from error
+    path.chmod(0o600)
+    return listener
 
 
 if __name__ == "__main__":

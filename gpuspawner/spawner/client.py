@@ -16,21 +16,23 @@ _TIMEOUT = httpx.Timeout(20.0, connect=3.0)
 
 class ServiceClient:
     """Asks the service at `url` (ending in /api/v1). The token is read from its file for every request, so
-    that it is nowhere else and may change.
+    that it is nowhere else and may change. With `socket` it is sent there, and not to whoever holds the port.
 
     Every method raises ServiceDown where the service does not answer, Refused where it says no.
     """
 
-    def __init__(self, url: str, token_file: Path) -> None:
+    def __init__(self, url: str, token_file: Path, socket: Path | None = None) -> None:
         self.url = url.rstrip("/")
         self.token_file = token_file
+        self.socket = socket
 
     async def request(self, method: str, path: str, **kwargs: Any) -> Json:
         """One request; the answer's JSON object."""
         try:
             token = self.token_file.read_text(encoding="ascii").strip()
             # trust_env off: a proxy for the internet must not see requests to loopback
-            async with httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False) as client:
+            transport = httpx.AsyncHTTPTransport(uds=str(self.socket)) if self.socket else None
+            async with httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False, transport=transport) as client:
                 headers = {"Authorization": f"Bearer {token}"}
                 answer = await client.request(method, self.url + path, headers=headers, **kwargs)
         except (httpx.HTTPError, OSError) as error:

@@ -50,6 +50,11 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
     service_token_file = Unicode(help="File that holds the service's token. Readable for the hub's user only.").tag(
         config=True
     )
+    service_socket = Unicode(
+        "",
+        help="The service's own socket file, in a folder that sessions do not see. Empty: its port. A session that "
+        "took the port while the service is down would be sent the token.",
+    ).tag(config=True)
     server_log_dir = Unicode(
         "", help="Folder for the servers' output, a file per session. Empty: the hub's own output."
     ).tag(config=True)
@@ -101,7 +106,8 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
     @property
     def service(self) -> ServiceClient:
         """The client of the service."""
-        return ServiceClient(self.service_url, Path(self.service_token_file))
+        socket = Path(self.service_socket) if self.service_socket else None
+        return ServiceClient(self.service_url, Path(self.service_token_file), socket)
 
     # -- options ---------------------------------------------------------------------------------------
 

@@ -112,6 +112,7 @@ class Stack:
         return httpx.Client(
             base_url=f"http://127.0.0.1:{self.port + 3}/services/gpuspawner/api/v1",
             headers={"Authorization": f"Bearer {self.secret('service_token')}"},
+            transport=httpx.HTTPTransport(uds=str(self.state / "run" / "service.sock")),
             timeout=30,
         )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,17 @@ def test_a_link_in_place_of_the_home_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ann").symlink_to(tmp_path / "real")
     with pytest.raises(OSError, match="ann"):
         home.prepare(tmp_path / "ann", None, None)
+
+
+def test_no_room_for_the_tour_is_no_reason_not_to_start(tmp_path: Path) -> None:
+    program = (
+        "import resource, signal, sys; from pathlib import Path; from gpuspawner.spawner import home\n"
+        "home.tour_bytes = lambda: b'x' * 100_000\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "home.prepare(Path(sys.argv[1]), None, None)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "ann")], check=True)
+    assert list((tmp_path / "ann").iterdir()) == [], "half a tour would stay for good"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
