@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 FIRST_UID = 1_900_000_000
 
 _SAFE = re.compile(r"[a-z0-9][a-z0-9-]{0,30}\Z", re.ASCII)
-_HASHED_TAIL = re.compile(r"-[0-9a-f]{8}\Z")
+_HASHED_TAIL = re.compile(r"-[a-z2-7]{16}\Z")
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,14 @@ class Account:
 def safe_name(user: str) -> str:
     """A file-system and passwd safe name for any user name; two names never share one.
 
-    A plain lower-case name stays itself. Others are folded and get eight hex digits of their hash, and
-    a plain name that looks like such a result gets them too.
+    A plain lower-case name stays itself. Others are folded and get 80 bits of their hash, too many to search for a
+    name with somebody else's; a plain name that looks like such a result gets them too.
     """
     if _SAFE.match(user) and not _HASHED_TAIL.search(user):
         return user
-    folded = re.sub(r"[^a-z0-9]+", "-", user.lower()).strip("-")[:20].strip("-") or "user"
-    return f"{folded}-{hashlib.sha256(user.encode()).hexdigest()[:8]}"
+    folded = re.sub(r"[^a-z0-9]+", "-", user.lower()).strip("-")[:14].strip("-") or "user"
+    tail = base64.b32encode(hashlib.sha256(user.encode()).digest()[:10]).decode().lower()
+    return f"{folded}-{tail}"
 
 
 class Accounts:

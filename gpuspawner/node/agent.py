@@ -174,7 +174,12 @@ class Agent:
                 log.info("session %s ends: %s", session, reason)
                 self._apply(record, 0)
                 self._used(record)
-                self._records.change(session, state="held", pids=tuple(sorted(self._seen.pop(session, ()))))
+                try:
+                    self._records.change(session, state="held", pids=tuple(sorted(self._seen[session])))
+                except Exception:
+                    self._apply(record, record.eighths)  # it goes on, and may be ended when that can be written
+                    raise
+                self._seen.pop(session, None)
             self._ending.add(session)
         try:
             launch.end_session(self._folder_of(session), timeout=10.0)

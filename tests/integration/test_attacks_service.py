@@ -186,6 +186,27 @@ def test_what_cannot_be_written_down_does_not_happen_or_is_written_later(own: Ma
     assert own.api.get(f"/sessions/{session['id']}").json()["state"] == "ended"
 
 
+def test_the_node_refuses_what_it_cannot_write_down(own: Machine) -> None:
+    session, program = own.start("ann", "1/4")
+    path = f"/sessions/{session['id']}"
+    with sqlite3.connect(own.state / "node" / "agent.sqlite", timeout=10) as database:
+        for verb in ("INSERT", "UPDATE"):
+            database.execute(
+                f"CREATE TRIGGER full_{verb} BEFORE {verb} ON records BEGIN SELECT RAISE(ABORT, 'disk full'); END"
+            )
+    for method, where, body in (
+        ("POST", "/sessions", {"user": "bob", "share": "1/4"}),
+        ("PATCH", path, {"share": "1/2"}),
+        ("PATCH", path, {"share": "1/8"}),
+        ("DELETE", path, None),
+    ):
+        answer = own.api.request(method, where, json=body)
+        assert answer.status_code == 503, answer.text
+        assert "disk full" in answer.json()["error"]["message"]
+        assert program("info()[1]") == session["memory_bytes"]
+        assert own.free_eighths() == 14
+
+
 @pytest.mark.parametrize("broken", ["node/agent.sqlite", "service/service.sqlite"])
 def test_a_damaged_database_is_named_and_nothing_is_lost(own: Machine, broken: str) -> None:
     session, program = own.start("ann", "1/4")

@@ -32,6 +32,13 @@ def test_a_name_made_to_look_like_another_users_safe_name_is_told_apart() -> Non
     assert safe_name("alice") == "alice"
 
 
+def test_a_name_with_somebody_elses_safe_name_cannot_be_searched_for() -> None:
+    # 32 bits would fall within an hour; who finds one has the other's home
+    *_, tail = safe_name("Ann@example.org").split("-")
+    assert len(tail) * 5 >= 80
+    assert set(tail) <= set("abcdefghijklmnopqrstuvwxyz234567")
+
+
 def test_an_account_is_kept_over_restarts(tmp_path: Path) -> None:
     def accounts() -> Accounts:
         return Accounts(sqlite3.connect(tmp_path / "db"), tmp_path / "users", own_uids=os.geteuid() == 0)
