@@ -44,9 +44,9 @@ bench: setup-dev ## run every benchmark and print a table
 bench-%: setup-dev ## run one benchmark, e.g. make bench-resize
 	@$(PY) -m tests.bench $*
 
-setup: $(STAMPS)/runtime $(STAMPS)/package $(STAMPS)/proxy $(STAMPS)/simulation $(STAMPS)/limits $(STAMPS)/lab ## set up all that `make up` needs
+setup: $(STAMPS)/runtime $(STAMPS)/package $(STAMPS)/proxy $(STAMPS)/simulation $(STAMPS)/limits $(STAMPS)/lab $(STAMPS)/bytecode ## set up all that `make up` needs
 
-setup-dev: $(STAMPS)/dev setup $(STAMPS)/browser ## set up all that `make test` needs
+setup-dev: $(STAMPS)/dev setup $(STAMPS)/bytecode-dev $(STAMPS)/browser ## set up all that `make test` needs
 
 lock: $(STAMPS)/venv ## resolve the Python dependencies anew
 	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra dev --upgrade -q -o requirements/lock.txt
@@ -110,6 +110,18 @@ $(STAMPS)/lab-build: $(STAMPS)/lab-modules $(lab_src) | $(STAMPS)/runtime
 $(STAMPS)/lab: $(STAMPS)/lab-build $(lab_py) extensions/lab/pyproject.toml | $(STAMPS)/package
 	@echo "== Lab extension: install"
 	@$(UV) pip install -q --python $(PY) --no-deps --reinstall-package gpuspawner-lab ./extensions/lab
+	@touch $@
+
+# Who runs a session may not write into .venv, and some environments forbid it to all; without this each process that
+# starts compiles everything it imports anew. What is compiled already is skipped; a file that cannot be is no error.
+$(STAMPS)/bytecode: $(STAMPS)/runtime $(STAMPS)/package $(STAMPS)/lab
+	@echo "== Python bytecode"
+	@$(PY) -m compileall -qq -j 0 .venv/lib gpuspawner || true
+	@touch $@
+
+$(STAMPS)/bytecode-dev: $(STAMPS)/dev | $(STAMPS)/bytecode
+	@echo "== Python bytecode for tests"
+	@$(PY) -m compileall -qq -j 0 .venv/lib || true
 	@touch $@
 
 $(STAMPS)/browser: tools/browser
