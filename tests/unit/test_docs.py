@@ -123,8 +123,9 @@ def test_make_targets_that_the_pages_name_exist() -> None:
 
 def test_the_benchmarks_that_the_pages_name_exist() -> None:
     for page in PAGES:
-        for named in re.findall(r"make bench-([a-z]+)", page.read_text()):
-            assert (ROOT / f"tests/bench/bench_{named}.py").is_file(), f"{name(page)} names make bench-{named}"
+        for named in re.findall(r"\bbench-([a-z0-9]+(?:-[a-z0-9]+)*)", page.read_text()):
+            module = f"tests/bench/bench_{named.replace('-', '_')}.py"
+            assert (ROOT / module).is_file(), f"{name(page)} names make bench-{named}"
 
 
 def test_variables_that_the_pages_name_are_read_somewhere() -> None:
