@@ -236,7 +236,9 @@ class Agent:
         if alive:
             self._waiting.pop(record.session, None)
             return None
-        if record.launched:
+        # A process may come and go between two looks, but not without leaving a trace. Looked at in this order:
+        # where there is a trace and then nobody, it is over; it may also just have started.
+        if record.launched or (launch.was_started(self._folder_of(record.session)) and not self.alive(record.session)):
             return "its last process ended"
         if self._clock() - self._waiting.setdefault(record.session, self._clock()) > self._start_timeout:
             return f"no process of it started within {self._start_timeout:.0f} s"

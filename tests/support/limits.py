@@ -150,6 +150,7 @@ class Process:
     def __init__(self, process: subprocess.Popen[str], stderr: Path | None = None) -> None:
         self.process = process
         self.stderr = stderr
+        self.read = b""
 
     def start(self, source: str) -> None:
         """Send a line without waiting for its answer."""
@@ -159,9 +160,16 @@ class Process:
 
     def answer(self, seconds: float = 60.0) -> Any:
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], seconds)
-        assert ready, f"no answer within {seconds} s"
-        line = self.process.stdout.readline()
+        # Read from the descriptor: two answers may come at once, and a buffer would hide the second from select().
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self.read:
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"no answer within {seconds} s"
+            some = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not some:
+                break
+            self.read += some
+        line, _, self.read = self.read.partition(b"\n")
         assert line, f"the program ended with {self.process.wait(20)}: {self.errors()}"
         found = json.loads(line)
         assert "error" not in found, found["error"]

@@ -16,7 +16,7 @@ from typing import Literal
 
 from . import abi, build, ldcache
 from .build import DriverFiles
-from .processes import ALIVE, end_session, own_pids, session_alive, session_pids
+from .processes import ALIVE, end_session, own_pids, session_alive, session_pids, was_started
 
 __all__ = [
     "DriverFiles",
@@ -33,6 +33,7 @@ __all__ = [
     "session_alive",
     "session_pids",
     "usage_path",
+    "was_started",
 ]
 
 Grade = Literal["kernel", "guarded", "advisory"]

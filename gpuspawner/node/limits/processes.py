@@ -51,6 +51,14 @@ def session_alive(session_dir: Path) -> bool:
         os.close(fd)
 
 
+def was_started(session_dir: Path) -> bool:
+    """Whether a launcher ever ran for the session: it leaves what it wrote."""
+    try:
+        return (session_dir / ALIVE).stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
 def read_alive(session_dir: Path) -> Alive | None:
     """What the running session's guard wrote; None if it does not run, or has not yet written."""
     if not session_alive(session_dir):
