@@ -69,7 +69,11 @@ class Fleet(Protocol):
         ...
 
     def start(self, session: str, user: str, share: GPUShare) -> tuple[Grant, Launch]:
-        """Place a share and put it in force. The same answer for the same session, however often asked."""
+        """Place a share and put it in force for a new session."""
+        ...
+
+    def launch(self, session: str) -> Launch:
+        """How to start the first process of a session that has a share. NotFound when it has none any more."""
         ...
 
     def resize(self, session: str, eighths: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpuspawner.fleet.base import CardState, FleetChange, Grade, Grant, Launch
 from gpuspawner.fleet.placement import place
-from gpuspawner.node.agent import Agent
+from gpuspawner.node.agent import Agent, Started
 from gpuspawner.node.records import Record
 from gpuspawner.share import GPUShare
 
@@ -36,17 +36,12 @@ class LocalFleet:
     def start(self, session: str, user: str, share: GPUShare) -> tuple[Grant, Launch]:
         """Place a share, put it in force, and say how to start its first process."""
         with self._placing:
-            known = next((record for record in self._agent.records() if record.session == session), None)
-            cards = known.cards if known else place(share, self.cards())
-            started = self._agent.start(session, user, cards, share.eighths_per_card)
-        record = next(record for record in self._agent.records() if record.session == session)
-        return self._grant(record), Launch(
-            argv_prefix=started.argv_prefix,
-            env=started.env,
-            home=str(started.home),
-            uid=started.uid,
-            gid=started.uid,
-        )
+            started = self._agent.start(session, user, place(share, self.cards()), share.eighths_per_card)
+        return self._grant(started.record), _launch(started)
+
+    def launch(self, session: str) -> Launch:
+        """How to start the first process of a session that has a share."""
+        return _launch(self._agent.launch_of(session))
 
     def resize(self, session: str, eighths: int) -> None:
         """Change the eighths that a running session has of its card."""
@@ -80,3 +75,13 @@ class LocalFleet:
             eighths_per_card=record.eighths,
             ended=record.state == "held",
         )
+
+
+def _launch(started: Started) -> Launch:
+    return Launch(
+        argv_prefix=started.argv_prefix,
+        env=started.env,
+        home=str(started.home),
+        uid=started.uid,
+        gid=started.uid,
+    )

@@ -40,8 +40,9 @@ START_TIMEOUT = 300.0
 
 @dataclass(frozen=True)
 class Started:
-    """How to start a session's first process: `argv_prefix` goes before its command."""
+    """How to start a session's first process: `argv_prefix` goes before its command. `record`: what is in force."""
 
+    record: Record
     argv_prefix: list[str]
     env: dict[str, str]
     grade: launch.Grade
@@ -123,14 +124,11 @@ class Agent:
     def start(self, session: str, user: str, cards: tuple[str, ...], eighths: int) -> Started:
         """Put `eighths` of each card in force for a new session, and say how to start its first process.
 
-        Asked again for the same session it gives the same answer. Raises NoRoom, NotFound (card), Conflict.
+        Raises NoRoom, NotFound (card), Conflict (a session of that name).
         """
         with self._lock:
-            record = self._records.get(session)
-            if record is not None and record.state == "held":
-                raise Conflict(f"Session {session} has ended.")
-            if record is not None:
-                return self._launch(record)
+            if self._records.get(session) is not None:
+                raise Conflict(f"There is a session {session} already.")
             self._check_room(session, cards, eighths)
             record = Record(session, user, cards, eighths, "live", False, time.time())
             self._records.put(record)
@@ -141,6 +139,11 @@ class Agent:
                 self._records.remove(session)
                 shutil.rmtree(self._folder_of(session), ignore_errors=True)
                 raise
+
+    def launch_of(self, session: str) -> Started:
+        """How to start the first process of a session that has a share. Raises NotFound when it has none any more."""
+        with self._lock:
+            return self._launch(self._live(session))
 
     def resize(self, session: str, eighths: int) -> None:
         """Change what a live session has of its card, in the running processes.
@@ -318,7 +321,7 @@ class Agent:
             "CUDA_VISIBLE_DEVICES": ",".join(record.cards),
             "GPUSPAWNER_SESSION": record.session,
         }
-        return Started(prepared.argv_prefix, env, prepared.grade, account.home, account.uid)
+        return Started(record, prepared.argv_prefix, env, prepared.grade, account.home, account.uid)
 
     def _measure_contexts(self) -> dict[str, int]:
         """What a context takes on each card: measured now, or where that fails (a full card) as it was before."""

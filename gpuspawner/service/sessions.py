@@ -43,8 +43,8 @@ class SessionService:
             if old is not None:
                 same = old.share == share.amount and (share.model is None or share.model == old.model)
                 if same and not self.fleet.alive(old.id):
-                    _, launch = self.fleet.start(old.id, user, share)
-                    return old, launch, False
+                    with contextlib.suppress(NotFound):  # it is being ended in this moment
+                        return old, self.fleet.launch(old.id), False
                 self._end_and_wait(old.id, actor)
             session = f"s-{secrets.token_hex(6)}"
             grant, launch = self.fleet.start(session, user, share)
