@@ -278,6 +278,14 @@ def test_an_end_that_was_killed_half_way_is_brought_to_its_end(own: Machine) -> 
     until(lambda: kinds(own, session["id"]) == ["start", "end", "free"], what="the ledger to tell it")
 
 
+def test_a_session_that_comes_and_goes_between_two_looks_gives_its_share_back(own: Machine) -> None:
+    """The node looks twice a second; what it never saw alive must not hold its eighths until the start is given up."""
+    for _ in range(5):
+        launch = own.api.post("/sessions", json={"user": "ann", "share": "1"}).json()["launch"]
+        subprocess.run([*launch["argv_prefix"], "true"], env={**launch["env"]}, cwd=launch["home"], check=True)
+        until(lambda: own.free_eighths() == 16, what="the eighths")
+
+
 def test_sessions_on_a_card_that_is_gone_can_be_seen_and_ended(own: Machine) -> None:
     session: dict[str, Any] = own.api.post("/sessions", json={"user": "ann", "share": "1/4"}).json()["session"]
     own.kill_service()
