@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from gpuspawner.errors import InvalidInput
 
 DEFAULT_PORT = 8000
+_BASE_URL = re.compile(r"/?(?:[A-Za-z0-9._-]+/)*[A-Za-z0-9._-]*\Z", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,16 @@ class Settings:
                 given=text,
                 allowed="1024 to 65532",
             )
-        base_url = "/" + (env.get("GPUSPAWNER_BASE_URL") or "/").strip("/")
+        given = env.get("GPUSPAWNER_BASE_URL") or "/"
+        if not _BASE_URL.match(given):
+            allowed = "letters, digits, dots, dashes and underscores between slashes"
+            raise InvalidInput(
+                f"GPUSPAWNER_BASE_URL: {given[:40]!r} is not allowed. Allowed: {allowed}.",
+                field="GPUSPAWNER_BASE_URL",
+                given=given,
+                allowed=allowed,
+            )
+        base_url = "/" + given.strip("/")
         return cls(state, int(text), base_url if base_url.endswith("/") else f"{base_url}/")
 
     @property

@@ -178,7 +178,7 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
             session, launch = await _to_the_end(self._obtain_session())
             self.session_id = session["id"]
             self._save()
-            self._step(40, self._card_words(session))
+            self._step(40, f"Chosen: {session['share']} of {_card_names(session)}.")
             await asyncio.to_thread(home.prepare, Path(launch["home"]), launch["uid"], launch["gid"])
             address: tuple[str, int] = self._launch(launch)
         except BaseException:
@@ -186,7 +186,7 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
             raise
         self.choice = self.wanted
         self._remember({**self.choice.options, "profile": profile_words(session)})
-        self._step(60, "The server is starting.")
+        self._step(60, f"The server is starting on {_card_names(session)}.")
         return address
 
     async def _obtain_session(self) -> tuple[Json, Json]:
@@ -330,10 +330,6 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
         taken, self._step_taken = self._step_taken, asyncio.Event()
         taken.set()
 
-    def _card_words(self, session: Json) -> str:
-        names = ", ".join(f"card {card['index']} ({card['name']})" for card in session["cards"])
-        return f"Chosen: {names}. {profile_words(session)}."
-
     async def progress(self) -> AsyncIterator[Json]:
         """The steps of the start, each as it happens."""
         told = 0
@@ -348,6 +344,10 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
     async def move_certs(self, paths: Json) -> Json:
         """Internal TLS needs an account per user, which users of this spawner do not have."""
         raise Refused(500, "LocalGPUSpawner does not support JupyterHub.internal_ssl.")
+
+
+def _card_names(session: Json) -> str:
+    return ", ".join(f"card {card['index']} ({card['name']})" for card in session["cards"])
 
 
 async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
