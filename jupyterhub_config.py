@@ -44,8 +44,6 @@ c.Authenticator.allow_all = True
 # -- servers
 c.JupyterHub.spawner_class = "local-gpu"
 c.JupyterHub.allow_named_servers = True
-# Jupyter's own question whether to fetch news would be the first thing that everybody sees
-c.Spawner.args = ["--LabApp.news_url=None"]
 c.LocalGPUSpawner.service_url = settings.service_api
 c.LocalGPUSpawner.service_token_file = str(settings.state / "secrets" / "service_token")
 c.LocalGPUSpawner.service_socket = str(settings.service_socket)

@@ -26,7 +26,7 @@ import sys
 load_subconfig({str(ROOT / "jupyterhub_config.py")!r})
 c.JupyterHub.spawner_class = "simple"
 c.Spawner.cmd = [sys.executable, "-m", "jupyterhub.singleuser"]
-c.Spawner.args = ["--allow-root", "--LabApp.news_url=None"]
+c.Spawner.args = ["--allow-root"]
 c.SimpleLocalProcessSpawner.home_dir_template = "{{state}}/plain/{{username}}"
 """
 
