@@ -326,7 +326,9 @@ def test_a_card_without_a_limit_has_no_memory(out: Outside, uuids: list[str]) ->
     assert bare.run("int(cu.cuDevicePrimaryCtxRetain(0)[0])") == 0
 
 
-@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "torn", "other", "no usage", "usage cut"])
+@pytest.mark.parametrize(
+    "damage", ["missing", "empty", "cut", "torn", "other", "version", "no usage", "usage cut", "usage version"]
+)
 def test_a_bad_file_means_no_memory_and_one_clear_line(damage: str, out: Outside, uuids: list[str]) -> None:
     out.limit(abi.CardLimit(uuids[0], 1, 4 * G))
     content = bytearray(out.limits.read_bytes())
@@ -345,13 +347,22 @@ def test_a_bad_file_means_no_memory_and_one_clear_line(damage: str, out: Outside
         case "other":
             content[0] ^= 1
             out.limits.write_bytes(content)
-            what += "not a limit file of version 1"
+            what += "not such a file"
+        case "version":
+            content[8] = 1
+            out.limits.write_bytes(content)
+            what += f"of version 1, and this library is for {abi.VERSION}"
         case "no usage":
             out.usage_file.unlink()
             what = f"usage file {out.usage_file}: No such file"
         case "usage cut":
             os.truncate(out.usage_file, 1000)
             what = f"usage file {out.usage_file}: not a file of 471040 bytes"
+        case "usage version":
+            with out.usage_file.open("r+b") as file:
+                file.seek(8)
+                file.write(b"\1")
+            what = f"usage file {out.usage_file}: of version 1, and this library is for {abi.VERSION}"
     bare = out.server("from cuda.bindings import driver as cu; cu.cuInit(0)")
     for _ in range(3):
         assert bare.run("int(cu.cuDevicePrimaryCtxRetain(0)[0])") == OUT_OF_MEMORY

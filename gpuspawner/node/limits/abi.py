@@ -21,10 +21,10 @@ import stat
 import struct
 import tempfile
 import uuid as uuids
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-VERSION = 1
+VERSION = 2
 MAX_CARDS = 16
 MAX_SLOTS = 1024
 
@@ -34,10 +34,14 @@ _LIMIT_HEADER = struct.Struct("=8sIIQ")
 _GENERATION_AT = 16
 _COPY_AT = (1024, 2048)
 _COPY_HEADER = struct.Struct("=QQII8x")
-_ENTRY = struct.Struct("=16sIIQQ8x")
+_ENTRY = struct.Struct("=16sIIQQII")
 _COPY_SIZE = _COPY_HEADER.size + MAX_CARDS * _ENTRY.size
 _PRESENT = 1
 _MIG = 2
+_BURST = 4
+_FROZEN = 8
+_WHOLE = 1000
+_EIGHTH = _WHOLE // 8
 
 USAGE_MAGIC = b"GPUSUSAG"
 USAGE_SIZE = 471040
@@ -59,18 +63,34 @@ class CardLimit:
     """What a session may use of one card.
 
     `memory_bytes`: bytes of the card's memory, context and module memory included. `context_bytes`: what the shim
-    charges for a context where the driver does not tell (bytes; 0: nothing known).
+    charges for a context where the driver does not tell (bytes; 0: nothing known). `burst`: the session may compute
+    with what others leave idle. `frozen`: no new memory, none is shown as free; what runs goes on. `compute`: the
+    part of the card's time that may be computed on it now, in thousandths (None: what the eighths give); with `burst`
+    the node moves it. `compute_from`: where in each period that part begins, in thousandths of the period.
     """
 
     uuid: str
     eighths: int
     memory_bytes: int
     context_bytes: int = 0
+    burst: bool = False
+    frozen: bool = False
+    compute: int | None = None
+    compute_from: int = 0
 
     def __post_init__(self) -> None:
         _uuid_bytes(self.uuid)
         if type(self.eighths) is not int or not 0 <= self.eighths <= 8:
             raise ValueError(f"eighths: given {self.eighths!r}, allowed are the integers 0 to 8")
+        for field in ("burst", "frozen"):
+            if type(getattr(self, field)) is not bool:
+                raise ValueError(f"{field}: given {getattr(self, field)!r}, allowed are True and False")
+        if self.compute is None:
+            object.__setattr__(self, "compute", self.eighths * _EIGHTH)
+        for field in ("compute", "compute_from"):
+            value = getattr(self, field)
+            if type(value) is not int or not 0 <= value <= _WHOLE:
+                raise ValueError(f"{field}: given {value!r}, allowed are the integers 0 to {_WHOLE} (thousandths)")
         for field in ("memory_bytes", "context_bytes"):
             value = getattr(self, field)
             if type(value) is not int or not 0 <= value < 1 << 63:
@@ -118,8 +138,11 @@ def _pack_copy(generation: int, entries: list[bytes]) -> bytes:
 
 def _pack_entry(limit: CardLimit | None, raw: bytes, flags: int) -> bytes:
     if limit is None:
-        return _ENTRY.pack(raw, 0, flags & ~_PRESENT, 0, 0)
-    return _ENTRY.pack(raw, limit.eighths, flags | _PRESENT, limit.memory_bytes, limit.context_bytes)
+        return _ENTRY.pack(raw, 0, flags & _MIG, 0, 0, 0, 0)
+    flags = flags & _MIG | _PRESENT | (_BURST if limit.burst else 0) | (_FROZEN if limit.frozen else 0)
+    return _ENTRY.pack(
+        raw, limit.eighths, flags, limit.memory_bytes, limit.context_bytes, limit.compute, limit.compute_from
+    )
 
 
 def _entries(content: bytes, path: Path) -> tuple[int, list[tuple[bytes, int, CardLimit | None]]]:
@@ -127,8 +150,10 @@ def _entries(content: bytes, path: Path) -> tuple[int, list[tuple[bytes, int, Ca
     if len(content) != LIMIT_SIZE:
         raise LimitFileError(f"limit file {path}: {len(content)} bytes, expected {LIMIT_SIZE}")
     magic, version, size, generation = _LIMIT_HEADER.unpack_from(content)
-    if magic != LIMIT_MAGIC or version != VERSION or size != LIMIT_SIZE:
-        raise LimitFileError(f"limit file {path}: not a limit file of version {VERSION}")
+    if magic != LIMIT_MAGIC or size != LIMIT_SIZE:
+        raise LimitFileError(f"limit file {path}: not a limit file")
+    if version != VERSION:
+        raise LimitFileError(f"limit file {path}: of version {version}, expected {VERSION}")
     at = _COPY_AT[generation & 1]
     copy = content[at : at + _COPY_SIZE]
     copy_generation, sum_, count, _ = _COPY_HEADER.unpack_from(copy)
@@ -136,8 +161,15 @@ def _entries(content: bytes, path: Path) -> tuple[int, list[tuple[bytes, int, Ca
         raise LimitFileError(f"limit file {path}: torn or damaged")
     found: list[tuple[bytes, int, CardLimit | None]] = []
     for position in range(count):
-        raw, eighths, flags, memory, context = _ENTRY.unpack_from(copy, _COPY_HEADER.size + position * _ENTRY.size)
-        limit = CardLimit(_uuid_text(raw, flags), eighths, memory, context) if flags & _PRESENT else None
+        at = _COPY_HEADER.size + position * _ENTRY.size
+        raw, eighths, flags, memory, context, compute, start = _ENTRY.unpack_from(copy, at)
+        burst, frozen, limit = bool(flags & _BURST), bool(flags & _FROZEN), None
+        if flags & _PRESENT:
+            uuid = _uuid_text(raw, flags)
+            try:
+                limit = CardLimit(uuid, eighths, memory, context, burst, frozen, compute, start)
+            except ValueError as error:
+                raise LimitFileError(f"limit file {path}: {error}") from error
         found.append((raw, flags, limit))
     return generation, found
 
@@ -174,18 +206,47 @@ def write_limits(path: Path | str, limits: list[CardLimit]) -> None:
         try:
             generation, found = _entries(os.pread(fd, LIMIT_SIZE + 1, 0), path)
         except LimitFileError:
-            _create(path, wanted)  # nobody reads a damaged file, so it may be another inode
+            # Another inode takes its place, and whoever has mapped this one (a shim of another version) believes it
+            # no longer.
+            os.pwrite(fd, bytes(8), _GENERATION_AT)
+            _create(path, wanted)
             return
-        entries = _place([(raw, flags) for raw, flags, _ in found], wanted)
-        generation += 1
-        with mmap.mmap(fd, LIMIT_SIZE) as view:
-            at = _COPY_AT[generation & 1]
-            view[at : at + _COPY_SIZE] = _pack_copy(generation, entries)
-            word = ctypes.c_uint64.from_buffer(view, _GENERATION_AT)
-            word.value = generation  # the one store by which the new limits are in force
-            del word
+        _put_in_force(fd, generation + 1, _place([(raw, flags) for raw, flags, _ in found], wanted))
     finally:
         os.close(fd)
+
+
+def move_compute(path: Path | str, parts: dict[str, tuple[int, int]]) -> None:
+    """Change `compute` and `compute_from` of the cards named by uuid, and nothing else; others stay as they are.
+
+    Raises `LimitFileError` for a damaged file, `OSError` for one that is not there, `ValueError` for bad values.
+    """
+    path = Path(path)
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        generation, found = _entries(os.pread(fd, LIMIT_SIZE + 1, 0), path)
+        entries, changed = [], False
+        for raw, flags, limit in found:
+            new = limit
+            if limit is not None and limit.uuid in parts:
+                compute, start = parts[limit.uuid]
+                new = replace(limit, compute=compute, compute_from=start)
+            changed |= new != limit
+            entries.append(_pack_entry(new, raw, flags))
+        if changed:
+            _put_in_force(fd, generation + 1, entries)
+    finally:
+        os.close(fd)
+
+
+def _put_in_force(fd: int, generation: int, entries: list[bytes]) -> None:
+    with mmap.mmap(fd, LIMIT_SIZE) as view:
+        at = _COPY_AT[generation & 1]
+        view[at : at + _COPY_SIZE] = _pack_copy(generation, entries)
+        word = ctypes.c_uint64.from_buffer(view, _GENERATION_AT)
+        word.value = generation  # the one store by which the new limits are in force
+        del word
 
 
 def _place(known: list[tuple[bytes, int]], wanted: dict[tuple[bytes, int], CardLimit]) -> list[bytes]:
@@ -258,8 +319,10 @@ def read_usage(path: Path | str) -> list[ProcessUsage]:
     if len(content) != _USAGE_READ:
         raise LimitFileError(f"usage file {path}: cut short while it was read")
     magic, version, size, _ = _USAGE_HEADER.unpack_from(content)
-    if magic != USAGE_MAGIC or version != VERSION or size != USAGE_SIZE:
-        raise LimitFileError(f"usage file {path}: not a usage file of version {VERSION}")
+    if magic != USAGE_MAGIC or size != USAGE_SIZE:
+        raise LimitFileError(f"usage file {path}: not a usage file")
+    if version != VERSION:
+        raise LimitFileError(f"usage file {path}: of version {version}, expected {VERSION}")
     names = [_uuid_text(content[at : at + 16]) for at in range(_USAGE_UUIDS_AT, _USAGE_UUIDS_AT + MAX_CARDS * 16, 16)]
     owners = memoryview(content)[_USAGE_OWNERS_AT:_USAGE_USED_AT].cast("Q")
     used = memoryview(content)[_USAGE_USED_AT:].cast("Q")

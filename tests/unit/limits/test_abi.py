@@ -19,7 +19,12 @@ C = "MIG-00000000-0000-4000-8000-00000000000c"
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    limits = [CardLimit(A, 1, 10 << 30, 64 << 20), CardLimit(C, 8, (1 << 63) - 1)]
+    limits = [
+        CardLimit(A, 1, 10 << 30, 64 << 20, burst=True, compute=1000, compute_from=875),
+        CardLimit(C, 8, (1 << 63) - 1, frozen=True),
+        CardLimit(B, 2, 0),
+    ]
+    assert [limit.compute for limit in limits] == [1000, 1000, 250]
     write_limits(tmp_path / "limit", limits)
     assert read_limits(tmp_path / "limit") == limits
     assert (tmp_path / "limit").stat().st_size == abi.LIMIT_SIZE
@@ -120,11 +125,44 @@ def test_damage_is_noticed_wherever_it_matters(tmp_path: Path) -> None:
         ("memory_bytes", (A, 1, 1 << 63)),
         ("memory_bytes", (A, 1, "1")),
         ("context_bytes", (A, 1, 1, -1)),
+        ("burst", (A, 1, 1, 0, 1)),
+        ("frozen", (A, 1, 1, 0, False, None)),
+        ("compute", (A, 1, 1, 0, False, False, 1001)),
+        ("compute", (A, 1, 1, 0, False, False, 0.5)),
+        ("compute_from", (A, 1, 1, 0, False, False, None, -1)),
     ],
 )
 def test_a_limit_that_is_none_is_refused_by_the_name_of_its_field(field: str, limit: tuple[object, ...]) -> None:
     with pytest.raises(ValueError, match=rf"^{field}: given .*allowed"):
         CardLimit(*limit)  # type: ignore[arg-type]
+
+
+def test_compute_moves_and_nothing_else_does(tmp_path: Path) -> None:
+    path = tmp_path / "limit"
+    write_limits(path, [CardLimit(A, 1, 100, 7, burst=True), CardLimit(B, 2, 200, frozen=True)])
+    write_limits(path, [CardLimit(A, 1, 100, 7, burst=True), CardLimit(C, 8, 1)])  # B's place is kept, empty
+    abi.move_compute(path, {A: (1000, 0), B: (1, 1)})
+    assert read_limits(path) == [CardLimit(A, 1, 100, 7, burst=True, compute=1000), CardLimit(C, 8, 1)]
+    before = path.read_bytes()
+    abi.move_compute(path, {A: (1000, 0)})
+    assert path.read_bytes() == before  # nothing to put in force
+    with pytest.raises(ValueError, match="compute: given 1001"):
+        abi.move_compute(path, {A: (1001, 0)})
+    assert path.read_bytes() == before
+
+
+def test_a_file_of_another_version_is_not_believed_and_those_who_have_mapped_it_are_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "limit"
+    write_limits(path, [CardLimit(A, 1, 100)])
+    content = bytearray(path.read_bytes())
+    content[8] = 1
+    path.write_bytes(content)
+    with pytest.raises(LimitFileError, match=f"of version 1, expected {abi.VERSION}"):
+        read_limits(path)
+    with path.open("rb") as mapped:
+        write_limits(path, [CardLimit(A, 2, 200)])
+        assert struct.unpack_from("=Q", mapped.read(), 16) == (0,)  # no generation: nothing in force
+    assert read_limits(path) == [CardLimit(A, 2, 200)]
 
 
 def test_one_card_twice_is_refused(tmp_path: Path) -> None:

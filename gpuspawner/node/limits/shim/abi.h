@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ABI_VERSION 1u
+#define ABI_VERSION 2u
 #define ABI_CARDS 16
 #define ABI_SLOTS 1024
 #define ABI_LIMIT_MAGIC "GPUSLIMT"
@@ -17,6 +17,10 @@
 
 #define ABI_ENTRY_PRESENT 1u
 #define ABI_ENTRY_MIG 2u
+#define ABI_ENTRY_BURST 4u  /* the node moves `compute` with what others leave idle */
+#define ABI_ENTRY_FROZEN 8u /* no new memory, none shown as free; what runs goes on */
+
+#define ABI_WHOLE 1000u /* parts of a card's time, and of a period, are in thousandths */
 
 struct abi_entry { /* a card keeps its position for good: usage is counted by position */
     uint8_t uuid[16];
@@ -24,7 +28,8 @@ struct abi_entry { /* a card keeps its position for good: usage is counted by po
     uint32_t flags;
     uint64_t memory_bytes;
     uint64_t context_bytes; /* what to charge for one context */
-    uint64_t reserved;
+    uint32_t compute;      /* thousandths of the card's time that are allowed now */
+    uint32_t compute_from; /* thousandths of the period after which they begin */
 };
 
 struct abi_limits {
@@ -67,13 +72,18 @@ struct abi_usage_file {
     _Atomic uint64_t owners[ABI_SLOTS];
     _Atomic uint64_t used[ABI_CARDS][ABI_SLOTS]; /* bytes granted */
     _Atomic uint64_t pending[ABI_CARDS][ABI_SLOTS];
-    uint8_t for_compute[ABI_CARDS][ABI_SLOTS][8 + 4];
+    struct abi_compute {
+        _Atomic uint64_t paid_until; /* CLOCK_MONOTONIC in ns: up to here the session's part of the card's time is spent */
+        _Atomic uint64_t reserved[7];
+    } compute[ABI_CARDS];
+    uint8_t rest[ABI_CARDS * ABI_SLOTS * 12 - ABI_CARDS * 64];
 };
 
 _Static_assert(sizeof(struct abi_entry) == 48, "limit entry");
 _Static_assert(offsetof(struct abi_limit_file, copies) == 1024, "limit copies");
 _Static_assert(sizeof(struct abi_limit_file) == ABI_LIMIT_SIZE, "limit file");
 _Static_assert(offsetof(struct abi_usage_file, owners) == 4096, "usage owners");
+_Static_assert(offsetof(struct abi_usage_file, compute) == 274432, "usage compute");
 _Static_assert(sizeof(struct abi_usage_file) == ABI_USAGE_SIZE, "usage file");
 _Static_assert(sizeof(_Atomic uint64_t) == 8, "atomic words as wide as plain ones");
 

@@ -170,13 +170,14 @@ static struct abi_usage_file *map_file(void)
     } else if (usage == NULL) {
         struct stat status;
         void *view = MAP_FAILED;
+        const char *problem;
         if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == ABI_USAGE_SIZE)
             view = mmap(NULL, ABI_USAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         if (view == MAP_FAILED) {
             refuse("not a file of 471040 bytes");
-        } else if (memcmp(view, ABI_USAGE_MAGIC, 8) != 0 || ((struct abi_usage_file *)view)->version != ABI_VERSION) {
+        } else if ((problem = wrong_header(view, ABI_USAGE_MAGIC, ((struct abi_usage_file *)view)->version)) != NULL) {
             munmap(view, ABI_USAGE_SIZE);
-            refuse("not a usage file of version 1");
+            refuse(problem);
         } else {
             usage = view;
             atomic_store_explicit(&file, usage, memory_order_release);
@@ -286,7 +287,7 @@ static bool reserve_in_slot(struct abi_usage_file *usage, int card, uint64_t byt
     for (;;) {
         atomic_store_explicit(pending, bytes << 1, memory_order_relaxed);
         atomic_thread_fence(memory_order_seq_cst);
-        uint64_t limit = limits_of(card).memory_bytes, announced = 0;
+        uint64_t limit = limits_room(card), announced = 0;
         int high = slots_high(usage);
         for (int i = 0; i < high; i++) {
             uint64_t other = i == mine ? 0 : atomic_load_explicit(&usage->pending[card][i], memory_order_acquire);

@@ -36,3 +36,14 @@ void say_once(atomic_flag *flag, const char *format, ...)
     if (write(STDERR_FILENO, line, end) < 0)
         return; /* a program without stderr is none of our business */
 }
+
+const char *wrong_header(const char *magic, const char *expected, uint32_t version)
+{
+    static _Thread_local char line[64];
+    if (memcmp(magic, expected, 8) != 0)
+        return "not such a file";
+    if (version == ABI_VERSION)
+        return NULL;
+    snprintf(line, sizeof line, "of version %u, and this library is for %u", version, ABI_VERSION);
+    return line;
+}

@@ -20,6 +20,9 @@ const char *path_of(const char *variable, const char *fixed);
 /* One line on stderr, and only the first time for each `flag`. */
 __attribute__((format(printf, 2, 3))) void say_once(atomic_flag *flag, const char *format, ...);
 
+/* What is wrong with the header of one of the two files; NULL: nothing. */
+const char *wrong_header(const char *magic, const char *expected, uint32_t version);
+
 /* driver.c: the real driver, which is the one library that this one needs by an absolute path. NULL where it has no such
  * symbol. */
 void *driver_symbol(const char *name);
@@ -28,12 +31,22 @@ void *driver_symbol(const char *name);
 enum { NO_CARD = -1 };
 struct card_limit {
     uint64_t memory_bytes, context_bytes;
-    bool present;
+    bool present, frozen; /* frozen: no new memory, none shown as free */
+};
+struct compute_limit {
+    uint32_t part, from; /* thousandths of the card's time; of the period, after which they begin */
 };
 /* All fail closed: without a limit file that can be believed there are no cards and no memory, and one line says why. */
 bool limits_ready(void);
 int limits_find(const uint8_t uuid[16]);
 struct card_limit limits_of(int card);
+struct compute_limit limits_compute(int card);
+/* What may be had of the card's memory by whoever asks now, in all. */
+static inline uint64_t limits_room(int card)
+{
+    struct card_limit limit = limits_of(card);
+    return limit.frozen ? 0 : limit.memory_bytes;
+}
 void limits_uuid(int card, uint8_t uuid[16]);
 uint64_t limits_generation(void);
 void limits_after_fork(void);

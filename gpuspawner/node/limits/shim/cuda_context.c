@@ -43,7 +43,7 @@ static bool charge(CUdevice device, int *card, uint64_t *bytes)
     *card = card_of_device(device);
     struct card_limit limit = limits_of(*card);
     *bytes = limit.context_bytes;
-    return limit.present && limit.memory_bytes > 0 && reserve(*card, *bytes);
+    return limit.present && limit.memory_bytes > 0 && !limit.frozen && reserve(*card, *bytes);
 }
 
 static void forget(CUcontext context)

@@ -224,7 +224,8 @@ static CUresult allocate_locked(const struct request *r)
         return result;
     if (!round_up(r->size, CHUNK, &growth))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (!limits_of(pool->card).present && pool->card != NO_CARD)
+    struct card_limit limit = limits_of(pool->card);
+    if ((!limit.present && pool->card != NO_CARD) || limit.frozen)
         return CUDA_ERROR_OUT_OF_MEMORY;
     /* As if nothing that the pool keeps could serve it. If there is no room for that, pools give up what they keep, frees
      * that still wait for their turn included; what this one still has then may serve the request without growth. */

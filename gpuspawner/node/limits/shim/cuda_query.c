@@ -51,9 +51,9 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
     if (free_bytes == NULL || total_bytes == NULL)
         return CUDA_ERROR_INVALID_VALUE;
     pools_settle();
-    uint64_t limit = limits_of(card).memory_bytes, used = accounts_used(card);
-    *total_bytes = limit;
-    *free_bytes = used < limit ? limit - used : 0;
+    uint64_t room = limits_room(card), used = accounts_used(card);
+    *total_bytes = limits_of(card).memory_bytes;
+    *free_bytes = used < room ? room - used : 0;
     return CUDA_SUCCESS;
 }
 

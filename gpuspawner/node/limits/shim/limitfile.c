@@ -19,7 +19,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic uint64_t seen;
 static struct {
     _Atomic uint64_t memory_bytes, context_bytes;
-    _Atomic bool present;
+    _Atomic uint32_t compute, compute_from;
+    _Atomic bool present, frozen;
 } current[ABI_CARDS];
 static uint8_t uuids[ABI_CARDS][16]; /* a position never changes its card */
 static _Atomic int positions;
@@ -63,15 +64,19 @@ static bool map_file(void)
         return false;
     }
     struct abi_limit_file *candidate = view;
-    if (memcmp(candidate->magic, ABI_LIMIT_MAGIC, 8) != 0 || candidate->version != ABI_VERSION ||
-        candidate->size != ABI_LIMIT_SIZE) {
+    const char *problem = wrong_header(candidate->magic, ABI_LIMIT_MAGIC, candidate->version);
+    if (problem == NULL && candidate->size != ABI_LIMIT_SIZE)
+        problem = "its header names another size";
+    if (problem != NULL) {
         munmap(view, ABI_LIMIT_SIZE);
-        refuse("not a limit file of version 1");
+        refuse(problem);
         return false;
     }
     atomic_store_explicit(&file, candidate, memory_order_release);
     return true;
 }
+
+static uint32_t part(uint32_t thousandths) { return thousandths < ABI_WHOLE ? thousandths : ABI_WHOLE; }
 
 static void believe(const struct abi_limits *limits)
 {
@@ -84,6 +89,9 @@ static void believe(const struct abi_limits *limits)
         bool present = same && (entry->flags & ABI_ENTRY_PRESENT) != 0;
         atomic_store_explicit(&current[i].memory_bytes, present ? entry->memory_bytes : 0, memory_order_relaxed);
         atomic_store_explicit(&current[i].context_bytes, present ? entry->context_bytes : 0, memory_order_relaxed);
+        atomic_store_explicit(&current[i].compute, present ? part(entry->compute) : 0, memory_order_relaxed);
+        atomic_store_explicit(&current[i].compute_from, part(entry->compute_from), memory_order_relaxed);
+        atomic_store_explicit(&current[i].frozen, (entry->flags & ABI_ENTRY_FROZEN) != 0, memory_order_relaxed);
         atomic_store_explicit(&current[i].present, present, memory_order_relaxed);
     }
     if ((int)limits->count > known)
@@ -145,12 +153,23 @@ int limits_find(const uint8_t uuid[16])
 
 struct card_limit limits_of(int card)
 {
-    struct card_limit limit = {0, 0, false};
+    struct card_limit limit = {0, 0, false, false};
     if (card == NO_CARD || !limits_ready())
         return limit;
     limit.present = atomic_load_explicit(&current[card].present, memory_order_relaxed);
     limit.memory_bytes = atomic_load_explicit(&current[card].memory_bytes, memory_order_relaxed);
     limit.context_bytes = atomic_load_explicit(&current[card].context_bytes, memory_order_relaxed);
+    limit.frozen = atomic_load_explicit(&current[card].frozen, memory_order_relaxed);
+    return limit;
+}
+
+struct compute_limit limits_compute(int card)
+{
+    struct compute_limit limit = {0, 0};
+    if (card == NO_CARD || !limits_ready())
+        return limit;
+    limit.part = atomic_load_explicit(&current[card].compute, memory_order_relaxed);
+    limit.from = atomic_load_explicit(&current[card].compute_from, memory_order_relaxed);
     return limit;
 }
 

@@ -12,10 +12,10 @@ static nvmlReturn_t figures(nvmlDevice_t device, struct memory *memory)
     if (card == NO_CARD)
         return result;
     accounts_reclaim();
-    uint64_t total = limits_of(card).memory_bytes, used = accounts_used(card);
+    uint64_t total = limits_of(card).memory_bytes, room = limits_room(card), used = accounts_used(card);
     if (used == UINT64_MAX) /* no usage file: nothing can be used, and one line on stderr said why */
         used = total;
-    *memory = (struct memory){total, used < total ? total - used : 0, used};
+    *memory = (struct memory){total, used < room ? room - used : 0, used};
     return NVML_SUCCESS;
 }
 
