@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from bench import shim
-from support.limits import CUDA, SERVER, Cards, Outside, Process, cards, outside, wait_until
+from support.limits import CUDA, SERVER, Cards, Outside, Process
 
-from gpuspawner.node.limits import abi, measure
+from gpuspawner.node.limits import abi
 
 G, M = 1 << 30, 1 << 20
 OUT_OF_MEMORY = 2
@@ -43,25 +43,6 @@ def make(*sizes, free=True, flags=0): return ok(cu.cuGraphInstantiate(graph(*siz
 RESERVED = cu.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT
 def kept(): return int(ok(cu.cuDeviceGetGraphMemAttribute(0, RESERVED)))
 """
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cards]:
-    with cards(tmp_path_factory.mktemp("cards"), "1*h100-80gb") as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def context(made: Cards) -> int:
-    [found] = measure.context_bytes(made.driver()).values()
-    return found
-
-
-@pytest.fixture
-def out(tmp_path: Path, made: Cards) -> Iterator[Outside]:
-    with outside(tmp_path, made) as found:
-        yield found
-    wait_until(lambda: made.used() == 0, "the card's being empty again")
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pwd
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -321,13 +320,31 @@ def test_a_session_does_not_start_twice_at_once_but_again(ada: Session) -> None:
 
 def test_the_session_outlives_the_hub(ada: Session, tmp_path: Path) -> None:
     """A parent that is killed, as the hub may be, leaves the session alone."""
-    command = [*ada.launch.argv_prefix, "sleep", "1000"]
-    source = f"import subprocess, signal; subprocess.Popen({command!r}, cwd={str(ada.home)!r}); signal.pause()"
-    hub = subprocess.Popen([sys.executable, "-c", source], env=os.environ | ada.launch.env)
-    pids = wait_until(lambda: launch.session_pids(ada.folder), "the start")
+    server = (
+        "import pathlib, signal\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: pathlib.Path('caught').touch())\n"
+        "pathlib.Path('ready').touch()\n"
+        "while True: signal.pause()"
+    )
+    command = [*ada.launch.argv_prefix, sys.executable, "-c", server]
+    source = (
+        "import signal, subprocess\n"
+        f"print(subprocess.Popen({command!r}, cwd={str(ada.home)!r}).pid, flush=True)\n"
+        "signal.pause()"
+    )
+    hub = subprocess.Popen(
+        [sys.executable, "-c", source], env=os.environ | ada.launch.env, stdout=subprocess.PIPE, text=True
+    )
+    assert hub.stdout is not None
+    launcher = int(hub.stdout.readline())
+    wait_until((ada.home / "ready").exists, "the start")
+    pids = launch.session_pids(ada.folder)
     hub.kill()
     hub.wait(20)
-    time.sleep(0.2)  # nothing can be awaited that must not happen
+    hub.stdout.close()
+    # Whatever the hub's death sent to the launcher lies in its queue before this, which comes through all the same.
+    os.kill(launcher, signal.SIGUSR1)
+    wait_until((ada.home / "caught").exists, "the server's answer")
     assert launch.session_alive(ada.folder)
     assert launch.session_pids(ada.folder) >= pids
     assert launch.end_session(ada.folder, 5)

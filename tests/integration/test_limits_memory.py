@@ -6,44 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.limits import CUDA, Cards, Outside, Process, cards, outside, session, wait_until
+from support.limits import CUDA, Cards, Outside, Process, session
 
-from gpuspawner.node.limits import abi, launch, measure
+from gpuspawner.node.limits import abi, launch
 
 G, M = 1 << 30, 1 << 20
 OUT_OF_MEMORY = 2
 INVALID_VALUE = 1
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cards]:
-    with cards(tmp_path_factory.mktemp("cards")) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def uuids(made: Cards) -> list[str]:
-    return made.uuids()
-
-
-@pytest.fixture(scope="module")
-def context(made: Cards, uuids: list[str]) -> int:
-    """Bytes that a context takes."""
-    found = measure.context_bytes(made.driver())
-    assert set(found) == set(uuids)
-    assert len(set(found.values())) == 1
-    return found[uuids[0]]
-
-
-@pytest.fixture
-def out(tmp_path: Path, made: Cards) -> Iterator[Outside]:
-    with outside(tmp_path, made) as found:
-        yield found
-    wait_until(lambda: made.used() == made.used(1) == 0, "the cards' being empty again")
 
 
 @pytest.fixture

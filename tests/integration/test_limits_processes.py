@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from support.limits import CUDA, Cards, Outside, cards, outside, wait_until
+from support.limits import CUDA, Cards, Outside, wait_until
 
-from gpuspawner.node.limits import abi, measure
+from gpuspawner.node.limits import abi
 
 G, M = 1 << 30, 1 << 20
 OUT_OF_MEMORY = 2
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cards]:
-    with cards(tmp_path_factory.mktemp("cards")) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def uuids(made: Cards) -> list[str]:
-    return made.uuids()
-
-
-@pytest.fixture(scope="module")
-def context(made: Cards, uuids: list[str]) -> int:
-    """Bytes that a context takes."""
-    found = measure.context_bytes(made.driver())
-    assert set(found) == set(uuids)
-    assert len(set(found.values())) == 1
-    return found[uuids[0]]
-
-
-@pytest.fixture
-def out(tmp_path: Path, made: Cards) -> Iterator[Outside]:
-    with outside(tmp_path, made) as found:
-        yield found
-    wait_until(lambda: made.used() == made.used(1) == 0, "the cards' being empty again")
 
 
 def test_a_forked_child_has_an_account_of_its_own(out: Outside, uuids: list[str], made: Cards, context: int) -> None:
@@ -85,7 +57,8 @@ def test_what_a_killed_process_held_is_given_to_the_others(
     assert first.run(f"allocate({3 * G})")[0] == 0
     assert second.run(f"allocate({2 * G})")[0] == OUT_OF_MEMORY
     first.process.kill()
-    wait_until(lambda: made.used() == context, "the driver's taking it back")  # nobody has waited for it: a zombie
+    os.waitid(os.P_PID, first.process.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie, which nobody waits for
+    wait_until(lambda: made.used() == context, "the driver's taking it back")
     assert second.run(f"allocate({3 * G})")[0] == 0
     assert made.used() == context + 3 * G
 
