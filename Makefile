@@ -9,6 +9,7 @@ STAMPS := .stamps
 UV = $$(tools/uv)
 export UV_LINK_MODE ?= copy
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export GPUSPAWNER_START_COMMAND ?= make up
 export GPUSPAWNER_STOP_COMMAND ?= make stop
 
 simulation_src := $(wildcard gpuspawner/simulation/Makefile $(shell find gpuspawner/simulation/src -type f 2>/dev/null))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
+import httpx
+
 from gpuspawner import __version__
-from gpuspawner.errors import GPUSpawnerError
+from gpuspawner.errors import GPUSpawnerError, Unavailable
 from gpuspawner.state import Settings
+
+_START = "Start it with: " + os.environ.get("GPUSPAWNER_START_COMMAND", "gpuspawner up")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,10 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _status(as_json: bool) -> int:
+    settings = Settings.from_env()
     try:
-        offers, sessions = _get("offers"), _get("sessions")["sessions"]
-    except (OSError, urllib.error.URLError) as error:
-        print(f"gpuspawner: nothing answers here ({error}). Start it with: gpuspawner up", file=sys.stderr)
+        with _service(settings) as service:
+            offers, sessions = _get(service, "offers"), _get(service, "sessions")["sessions"]
+    except Unavailable as error:
+        print(f"gpuspawner: {error}", file=sys.stderr)
         return 1
     if as_json:
         print(json.dumps({"offers": offers["offers"], "sessions": sessions}, indent=2))
@@ -58,15 +63,29 @@ def _status(as_json: bool) -> int:
     return 0
 
 
-def _get(path: str) -> Any:
-    settings = Settings.from_env()
+def _service(settings: Settings) -> httpx.Client:
+    """A client that shows the service's token, at its socket: a port may belong to somebody else. Unavailable
+    where nothing was ever started."""
     try:
         token = settings.secret("service_token")
-    except FileNotFoundError as error:
-        raise OSError("it was never started") from error
-    request = urllib.request.Request(f"{settings.service_api}/{path}", headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        return json.load(answer)
+    except FileNotFoundError:
+        raise Unavailable(f"It was never started with the state folder {settings.state}. {_START}") from None
+    return httpx.Client(
+        base_url=settings.service_api,
+        headers={"Authorization": f"Bearer {token}"},
+        transport=httpx.HTTPTransport(uds=str(settings.service_socket)),
+        timeout=10,
+    )
+
+
+def _get(service: httpx.Client, path: str) -> Any:
+    try:
+        answer = service.get(f"/{path}")
+    except httpx.TransportError:
+        raise Unavailable(f"It is not running. {_START}") from None
+    if not answer.is_success:
+        raise Unavailable(f"The service answers {answer.status_code}: {answer.text[:300]}")
+    return answer.json()
 
 
 if __name__ == "__main__":

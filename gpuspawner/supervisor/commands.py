@@ -12,6 +12,7 @@ from typing import TextIO
 from gpuspawner.errors import GPUSpawnerError
 from gpuspawner.node import cards
 from gpuspawner.node.limits import launch
+from gpuspawner.processes import start_time
 from gpuspawner.state import Settings
 from gpuspawner.supervisor import setup
 from gpuspawner.supervisor.keeper import PidFile, end_process
@@ -77,7 +78,9 @@ async def _up(settings: Settings) -> int:
     finally:
         await supervisor.end()
     running = len(live_sessions(settings))
-    if running:
+    if _stop_file(settings).running():
+        _say("Ended.")  # who asked for it ends the servers too, and tells of that
+    elif running:
         who, they = ("1 server runs", "it") if running == 1 else (f"{running} servers run", "them")
         _say(f"{who} on, kernels and all; start gpuspawner again to reach {they}. To end {they}: {_STOP_COMMAND}")
     else:
@@ -113,6 +116,7 @@ def stop(argv: Sequence[str] = ()) -> int:
 
 async def _stop(settings: Settings) -> int:
     ended: list[str] = []
+    _stop_file(settings).write(os.getpid(), start_time(os.getpid()) or 0)
     # the supervisor first, or it would start the others again
     if found := PidFile(lock_file(settings)).running():
         await end_process(*found, within=60.0)
@@ -128,6 +132,11 @@ async def _stop(settings: Settings) -> int:
         _say(f"Could not end the server of session {folder.name}.", sys.stderr)
     _say("Stopped." if ended or running else "Nothing is running.")
     return 1 if remaining else 0
+
+
+def _stop_file(settings: Settings) -> PidFile:
+    """Names the `stop` that is under way."""
+    return PidFile(settings.state / "run" / "stop")
 
 
 def _address(settings: Settings) -> str:

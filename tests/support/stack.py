@@ -87,8 +87,12 @@ class Stack:
 
     def stop(self) -> str:
         """End everything, sessions included; what was printed."""
+        return self.command("stop")
+
+    def command(self, *words: str) -> str:
+        """What `gpuspawner` prints when run with `words`; it must succeed."""
         done = subprocess.run(
-            [sys.executable, "-m", "gpuspawner.cli", "stop"],
+            [sys.executable, "-m", "gpuspawner.cli", *words],
             env=self.env,
             capture_output=True,
             text=True,

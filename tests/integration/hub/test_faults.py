@@ -105,6 +105,7 @@ def test_ctrl_c_leaves_sessions_and_stop_ends_them(own_hub: Hub) -> None:
         kernel = cyd.kernel()
         kernel("kept = 42")
         parts = {name: stack.pid_of(name) for name in ("hub", "proxy", "service", "simulation")}
+        assert "cyd: 1/4 of h100-80gb, " in stack.command("status")
 
         stack.down()
         assert "1 server runs on" in stack.output
@@ -118,8 +119,11 @@ def test_ctrl_c_leaves_sessions_and_stop_ends_them(own_hub: Hub) -> None:
         assert goes_on(kernel)
         assert own_hub.sessions("cyd")[0]["id"] == session["id"]
 
-        stack.down()
         assert "Ended 1 server." in stack.stop()
+        assert stack.process is not None
+        stack.process.wait(30)
+        until(lambda: "Ended.\n" in stack.output, 5, "the supervisor's last line")
+        assert "runs on" not in stack.output  # it ended too
         assert not runs(parts["simulation"])
         assert not session_pids(stack.state / "node" / "sessions" / session["id"])
 
