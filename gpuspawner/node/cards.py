@@ -9,13 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpuspawner.errors import InvalidInput
+from gpuspawner.errors import InvalidInput, Unavailable, shorten
+from gpuspawner.simulation.cards import SimulationError, check_spec
 
 CHOICES = ("auto", "nvidia", "simulated")
 DEFAULT_SIMULATED = "2*h100-80gb"
 
 # In a process of its own: a driver library, once loaded, stays, and a broken one may take its process along.
-_COUNT_CARDS = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount())"
+_COUNT_CARDS = """
+import pynvml
+try:
+    pynvml.nvmlInit()
+    print(pynvml.nvmlDeviceGetCount())
+except pynvml.NVMLError as error:
+    print(error)
+"""
+_COUNT_WITHIN_S = 20
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,8 @@ class CardsPlan:
 def choose(env: Mapping[str, str] = os.environ) -> CardsPlan:
     """The plan for GPUSPAWNER_CARDS (auto, nvidia, simulated) and GPUSPAWNER_SIMULATED.
 
-    Raises InvalidInput for another word.
+    Raises InvalidInput for another word and for cards that cannot be simulated, Unavailable where NVIDIA cards are
+    asked for and none is found.
     """
     wanted = env.get("GPUSPAWNER_CARDS", "auto") or "auto"
     if wanted not in CHOICES:
@@ -41,15 +51,50 @@ def choose(env: Mapping[str, str] = os.environ) -> CardsPlan:
             given=wanted,
             allowed=list(CHOICES),
         )
+    if wanted == "simulated":
+        return _simulated(env, "GPUSPAWNER_CARDS=simulated")
+    count, found = count_nvidia_cards()
+    if count:
+        reason = f"NVML found {count} card{'s' if count > 1 else ''}"
+        return CardsPlan("nvidia", "GPUSPAWNER_CARDS=nvidia" if wanted == "nvidia" else reason)
     if wanted == "nvidia":
-        return CardsPlan("nvidia", "GPUSPAWNER_CARDS=nvidia")
-    if wanted == "auto" and (count := count_nvidia_cards()):
-        return CardsPlan("nvidia", f"NVML found {count} card{'s' if count > 1 else ''}")
-    reason = "GPUSPAWNER_CARDS=simulated" if wanted == "simulated" else "NVML found no card on this machine"
-    return CardsPlan("simulated", reason, env.get("GPUSPAWNER_SIMULATED") or DEFAULT_SIMULATED)
+        raise Unavailable(
+            f"GPUSPAWNER_CARDS: 'nvidia' was asked for, and no NVIDIA card was found: {found}. "
+            "Allowed: nvidia with a driver and a card, auto (simulated cards where there is none), simulated.",
+            code="driver",
+            field="GPUSPAWNER_CARDS",
+            given=wanted,
+            allowed=list(CHOICES),
+        )
+    return _simulated(env, f"NVML found no card on this machine: {found}")
 
 
-def count_nvidia_cards() -> int:
-    """How many cards the machine's own NVML finds; 0 without a driver."""
-    done = subprocess.run([sys.executable, "-c", _COUNT_CARDS], capture_output=True, text=True, timeout=60, check=False)
-    return int(done.stdout) if done.returncode == 0 and done.stdout.strip().isdigit() else 0
+def _simulated(env: Mapping[str, str], reason: str) -> CardsPlan:
+    spec = env.get("GPUSPAWNER_SIMULATED") or DEFAULT_SIMULATED
+    try:
+        check_spec(spec)
+    except SimulationError as error:
+        allowed = str(error).partition("allowed ")[2].removeprefix("is ").removeprefix("are ")
+        raise InvalidInput(
+            f"GPUSPAWNER_SIMULATED: {shorten(spec)!r} is not allowed. Allowed: {allowed or error}.",
+            field="GPUSPAWNER_SIMULATED",
+            given=spec,
+            allowed=allowed or str(error),
+        ) from error
+    return CardsPlan("simulated", reason, spec)
+
+
+def count_nvidia_cards() -> tuple[int, str]:
+    """How many cards the machine's own NVML finds, and what it said where that is none."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _COUNT_CARDS], capture_output=True, text=True, timeout=_COUNT_WITHIN_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return 0, f"NVML did not answer within {_COUNT_WITHIN_S} s"
+    said = done.stdout.strip()
+    if done.returncode < 0:
+        return 0, f"NVML ended its process by signal {-done.returncode}"
+    if said.isdigit():
+        return int(said), "NVML answers and lists none"
+    return 0, said or (done.stderr.strip().splitlines() or ["NVML could not be tried"])[-1]

@@ -22,6 +22,18 @@ class SimulationError(RuntimeError):
     """The daemon did not start; the message is what it said."""
 
 
+def check_spec(cards: str) -> None:
+    """Whether cards such as "2*h100-80gb" can be played. Raises `SimulationError` saying what is allowed.
+
+    The daemon itself is asked; where it is not built yet, nothing is checked.
+    """
+    if DAEMON.is_file():
+        argv = [str(DAEMON), "--check", "--cards", cards]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_READY_SECONDS, check=False)
+        if done.returncode:
+            raise SimulationError(done.stderr.strip().removeprefix("gpuspawner-simd: "))
+
+
 class SimulatedCards:
     """Simulated cards for as long as the `with` block lasts.
 

@@ -30,6 +30,7 @@ class Keeper:
         self.pid = 0
         self.started = 0
         self.deaths = 0
+        self._log_from = 0  # where the newest run's lines begin in the log
 
     async def keep(self) -> None:
         """Run the part until this task is cancelled; the process is left to `end`."""
@@ -47,6 +48,7 @@ class Keeper:
     async def _run(self) -> None:
         if self.part.socket is not None:
             self.part.socket.unlink(missing_ok=True)  # left by one that was killed
+        self._log_from = self.log.stat().st_size if self.log.exists() else 0
         try:
             process = self._popen()
         except OSError as error:
@@ -94,9 +96,11 @@ class Keeper:
         self.pid_file.path.unlink(missing_ok=True)
 
     def last_lines(self, count: int = 15) -> str:
-        """The end of its log."""
+        """The end of what its newest run wrote into the log."""
         try:
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
+            with self.log.open(errors="replace") as log:
+                log.seek(self._log_from)
+                return "\n".join(log.read().splitlines()[-count:])
         except OSError:
             return ""
 

@@ -4,13 +4,10 @@ import os
 import sqlite3
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuspawner.errors import InvalidInput
 from gpuspawner.node.accounts import FIRST_UID, Accounts, safe_name
-from gpuspawner.node.cards import choose
 
 
 @given(st.text(min_size=1))
@@ -53,13 +50,3 @@ def test_an_account_is_kept_over_restarts(tmp_path: Path) -> None:
         assert first.home.stat().st_uid == first.uid
     else:
         assert first.uid is None
-
-
-def test_cards_are_chosen_by_the_environment() -> None:
-    assert choose({"GPUSPAWNER_CARDS": "simulated"}).simulated_spec == "2*h100-80gb"
-    assert (
-        choose({"GPUSPAWNER_CARDS": "simulated", "GPUSPAWNER_SIMULATED": "1*v100-32gb"}).simulated_spec == "1*v100-32gb"
-    )
-    assert choose({"GPUSPAWNER_CARDS": "nvidia"}).kind == "nvidia"
-    with pytest.raises(InvalidInput, match="auto, nvidia, simulated"):
-        choose({"GPUSPAWNER_CARDS": "amd"})

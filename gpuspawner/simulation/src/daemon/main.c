@@ -22,6 +22,7 @@ static void usage(FILE *out) {
           "  --cards SPEC    such as 2*h100-80gb or 1*v100-32gb,2*a100-80gb (default 2*h100-80gb)\n"
           "  --timed         kernel launches take time instead of being refused\n"
           "  --node N        0 to 65535, part of every card's UUID and serial number\n"
+          "  --check         say whether these cards can be played, and end\n"
           "  --pidfile PATH  write the process id there once ready\n", out);
 }
 
@@ -90,11 +91,12 @@ static void loop(int signal_fd) {
 
 int main(int argc, char **argv) {
     const char *path = SIM_DEFAULT_SOCKET, *cards = "2*h100-80gb", *pidfile = NULL;
-    bool timed = false;
+    bool timed = false, check = false;
     unsigned node = 0;
     static const struct option options[] = {
         {"socket", required_argument, NULL, 's'}, {"cards", required_argument, NULL, 'c'},
-        {"timed", no_argument, NULL, 't'},        {"node", required_argument, NULL, 'n'},
+        {"timed", no_argument, NULL, 't'},        {"check", no_argument, NULL, 'k'},
+        {"node", required_argument, NULL, 'n'},
         {"pidfile", required_argument, NULL, 'p'}, {"help", no_argument, NULL, 'h'},
         {NULL, 0, NULL, 0},
     };
@@ -104,6 +106,7 @@ int main(int argc, char **argv) {
         case 's': path = optarg; break;
         case 'c': cards = optarg; break;
         case 't': timed = true; break;
+        case 'k': check = true; break;
         case 'p': pidfile = optarg; break;
         case 'n': {
             unsigned long value = strtoul(optarg, &end, 10);
@@ -132,6 +135,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "gpuspawner-simd: %s\n", error);
         return 2;
     }
+    if (check) return 0;
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
