@@ -97,6 +97,9 @@ class Session(BaseModel):
     end_reason: str | None
     resizable: bool
     options: list[ResizeOption]
+    free_eighths: int | None = Field(
+        default=None, description="of its card, held by nobody; null without a live session on one card"
+    )
 
 
 class LaunchInfo(BaseModel):

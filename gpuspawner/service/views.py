@@ -87,6 +87,7 @@ def session(row: SessionRow, fleet: Fleet, tariff: Tariff) -> schemas.Session:
         ended=None if row.ended_ms is None else iso(row.ended_ms),
         end_reason=row.end_reason,
         resizable=live and share.cards == 1 and bool(cards),
+        free_eighths=states[cards[0].uuid].free_eighths if live and share.cards == 1 and cards else None,
         options=_options(grant, states[cards[0].uuid], share, tariff)
         if grant and live and share.cards == 1 and cards
         else [],

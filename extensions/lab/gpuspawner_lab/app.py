@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from jupyter_server.extension.application import ExtensionApp
 from traitlets import Float, TraitError, Type, Unicode, default, validate
 
+from .checkpoints import RUNS, RunsFolder
+from .detail import PanelDetail
 from .handlers import HANDLERS
 from .nvml import NVMLReader
 from .sampler import SCHEMA, SCHEMA_ID, SessionView, TelemetrySampler
@@ -34,6 +37,9 @@ class GPUSpawnerLab(ExtensionApp):
     ).tag(config=True)
     sample_seconds = Float(1.0, help="Seconds between telemetry samples, 0.2 to 60.").tag(config=True)
     service_timeout = Float(15.0, help="Seconds to wait for the service, 0.2 to 60.").tag(config=True)
+    runs_folder = Unicode(
+        help="Folder with the state files of runs that save checkpoints. Default: below the home.",
+    ).tag(config=True)
     client_class = Type(ServiceClient, help="Asks the service.").tag(config=True)
     reader_class = Type(NVMLReader, help="Reads the driver.").tag(config=True)
 
@@ -48,6 +54,10 @@ class GPUSpawnerLab(ExtensionApp):
     @default("token")
     def _token(self) -> str:
         return os.environ.get("JUPYTERHUB_API_TOKEN", "")
+
+    @default("runs_folder")
+    def _runs_folder(self) -> str:
+        return str(Path.home() / RUNS)
 
     @validate("sample_seconds", "service_timeout")
     def _between(self, proposal: Any) -> float:
@@ -68,7 +78,14 @@ class GPUSpawnerLab(ExtensionApp):
             self._events.register_event_schema(SCHEMA)
         self.client = self.client_class(self.service_url, self.token, self.session, self.service_timeout)
         self.view = SessionView(self.client)
-        self.sampler = TelemetrySampler(self.reader_class(), self.view, self._emit, self.log, self.sample_seconds)
+        server = cast("ServerApp", self.serverapp)
+        self.runs = RunsFolder(Path(self.runs_folder))
+        self.detail = PanelDetail(server.kernel_manager, server.session_manager, self.runs)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        own_cards = tuple(uuid for uuid in visible if uuid.startswith("GPU-"))
+        self.sampler = TelemetrySampler(
+            self.reader_class(), self.view, self._emit, self.log, self.sample_seconds, self.detail, own_cards
+        )
 
     def initialize_handlers(self) -> None:
         """Add the endpoints."""

@@ -5,6 +5,7 @@ A refusal is `{"error": {"code", "message", "field", "given", "allowed", …}, "
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from typing import TYPE_CHECKING, Any, cast
@@ -14,14 +15,17 @@ from jupyter_server.base.handlers import APIHandler
 from jupyter_server.extension.handler import ExtensionHandlerMixin
 from tornado import web
 
+from .checkpoints import CheckpointError
 from .service import ServiceError, ServiceUnavailable
-from .shares import SHARES, ShareInputError, check_share, shown
+from .shares import SHARES, ShareInputError, check_share, eighths, shown
+from .shrink_channel import ask_to_free
 
 if TYPE_CHECKING:
     from .app import GPUSpawnerLab
 
 LARGEST_BODY = 4096
 LONGEST_WATCH = 60.0
+LONGEST_VIEWER = 64
 
 
 class InputError(Exception):
@@ -88,17 +92,20 @@ class GPUHandler(ExtensionHandlerMixin, APIHandler):
         if not app.configured:
             self.finish(json.dumps({"configured": False, "session": None, "telemetry": None}))
             return
-        known: dict[str, Any] = {"configured": True}
+        failed: ServiceError | None = None
         try:
-            known["session"] = await app.view.get(max_age=0.5)
-            known["telemetry"] = await app.sampler.sample()
+            await app.view.get(max_age=0.5)
         except ServiceError as error:
             self.log_detail(error)
-            known["session"] = app.view.last
-            known["telemetry"] = await app.sampler.sample()
-            self.refuse(error.status, error.body, **known)
-            return
-        self.finish(json.dumps(known))
+            failed = error
+        telemetry = await app.sampler.sample()
+        known = {"configured": True, "session": app.view.last, "telemetry": telemetry}
+        if "revision" in telemetry:
+            known["detail"] = {"holders": app.detail.holders, "runs": app.detail.runs}
+        if failed is None:
+            self.finish(json.dumps(known))
+        else:
+            self.refuse(failed.status, failed.body, **known)
 
     def log_detail(self, error: ServiceError) -> None:
         """Leave a trace of why the service could not be asked, for whoever runs the hub."""
@@ -125,26 +132,46 @@ class StatusHandler(GPUHandler):
 
 
 class WatchHandler(GPUHandler):
-    """POST `{"seconds": 30}`: send telemetry events for so long; answers like status."""
+    """POST `{"seconds": 30, "viewer": "…", "detail": true}`: send telemetry events for so long; answers like status.
+
+    0 seconds: this viewer has gone, and the answer is short.
+    """
 
     @web.authenticated
     @authorized
     async def post(self) -> None:
-        """Start or go on sampling."""
+        """Start, go on or stop sampling for a viewer."""
         try:
-            seconds = self.body(("seconds",)).get("seconds", 30)
-            number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-            if not number or not (math.isfinite(seconds) and 1 <= seconds <= LONGEST_WATCH):
-                allowed = f"a number from 1 to {LONGEST_WATCH:.0f}"
-                raise InputError(
-                    422, f"seconds must be {allowed}, not {shown(seconds)}.", "seconds", shown(seconds), allowed
-                )
+            body = self.body(("seconds", "viewer", "detail"))
+            seconds, viewer, detail = _lease(body)
         except InputError as error:
             self.refuse(error.status, error.body)
             return
         if self.gpu.configured:
-            self.gpu.sampler.watch(seconds)
-        await self.answer_status()
+            self.gpu.sampler.watch(seconds, viewer, detail)
+        if seconds:
+            await self.answer_status()
+        else:
+            self.finish(json.dumps({"configured": self.gpu.configured}))
+
+
+def _lease(body: dict[str, Any]) -> tuple[float, str, bool]:
+    seconds = body.get("seconds", 30)
+    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not number or not (math.isfinite(seconds) and (seconds == 0 or 1 <= seconds <= LONGEST_WATCH)):
+        allowed = f"0 or a number from 1 to {LONGEST_WATCH:.0f}"
+        raise _invalid("seconds", seconds, allowed)
+    viewer = body.get("viewer", "")
+    if not isinstance(viewer, str) or len(viewer) > LONGEST_VIEWER:
+        raise _invalid("viewer", viewer, f"text of at most {LONGEST_VIEWER} characters")
+    detail = body.get("detail", False)
+    if not isinstance(detail, bool):
+        raise _invalid("detail", detail, "true or false")
+    return seconds, viewer, detail
+
+
+def _invalid(field: str, given: Any, allowed: Any) -> InputError:
+    return InputError(422, f"{field} must be {allowed}, not {shown(given)}.", field, shown(given), allowed)
 
 
 class OffersHandler(GPUHandler):
@@ -164,36 +191,22 @@ class OffersHandler(GPUHandler):
 
 
 class ShareHandler(GPUHandler):
-    """PATCH `{"share": "1/2"}`: resize; kernels keep running."""
+    """PATCH `{"share": "1/2"}` or `{"burst": true}`: change what the session holds; kernels keep running."""
 
     @web.authenticated
     @authorized
     async def patch(self) -> None:
-        """Check the share and pass it to the service."""
+        """Check the request and pass it to the service."""
         try:
-            body = self.body(("share",))
-            if "share" not in body:
-                raise InputError(422, "The field share is missing.", "share", None, list(SHARES))
-            share = check_share(body["share"])
+            wanted = _wanted(self.body(("share", "burst")))
         except InputError as error:
             self.refuse(error.status, error.body)
-            return
-        except ShareInputError as error:
-            self.refuse(
-                422,
-                {
-                    "code": "invalid",
-                    "message": str(error),
-                    "field": "share",
-                    "given": error.given,
-                    "allowed": list(SHARES),
-                },
-            )
             return
         if not self.need_session():
             return
         try:
-            answer = await self.gpu.client.resize(share)
+            notes = await self._free_caches(wanted.get("share"))
+            answer = await self.gpu.client.change(wanted)
         except ServiceError as error:
             self.log_detail(error)
             self.refuse(error.status, error.body)
@@ -201,7 +214,70 @@ class ShareHandler(GPUHandler):
         if isinstance(answer.get("session"), dict):
             self.gpu.view.learn(answer["session"])
         self.gpu.sampler.nudge()
-        self.finish(json.dumps(answer))
+        self.finish(json.dumps({**answer, "notes": notes}))
+
+    async def _free_caches(self, share: str | None) -> list[str]:
+        """Before a shrink, ask the kernels that hold memory to free what they can; lines about what failed."""
+        if share is None:
+            return []
+        app = self.gpu
+        before = await app.view.get(max_age=2.0)
+        if eighths(share) >= int(before.get("eighths") or 0):
+            return []
+        await app.detail.update_holders(await app.sampler.pids())
+        return await ask_to_free(app.detail.holding_kernels())
+
+
+def _wanted(body: dict[str, Any]) -> dict[str, Any]:
+    """The checked body of a change. Raises `InputError`."""
+    if not body:
+        raise InputError(422, "The field share is missing.", "share", None, list(SHARES))
+    if "burst" in body and not isinstance(body["burst"], bool):
+        raise _invalid("burst", body["burst"], "true or false")
+    if "share" in body:
+        try:
+            check_share(body["share"])
+        except ShareInputError as error:
+            raise InputError(422, str(error), "share", error.given, list(SHARES)) from error
+    return body
+
+
+class CheckpointsHandler(GPUHandler):
+    """GET: the runs and their checkpoints. POST `{"run", "checkpoint", "action"}`: ask to restore, pin or unpin."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer with the runs."""
+        self.finish(json.dumps({"runs": await asyncio.to_thread(self.gpu.runs.runs)}))
+
+    @web.authenticated
+    @authorized
+    async def post(self) -> None:
+        """Leave a request for the program that made the checkpoint."""
+        try:
+            body = self.body(("run", "checkpoint", "action"))
+            given = (body.get("run"), body.get("checkpoint"), body.get("action"))
+            request = await asyncio.to_thread(self.gpu.runs.request, *given)
+        except InputError as error:
+            self.refuse(error.status, error.body)
+            return
+        except CheckpointError as error:
+            self.refuse(
+                error.status,
+                {
+                    "code": "not_found" if error.status == 404 else "invalid" if error.status == 422 else "conflict",
+                    "message": str(error),
+                    "field": error.field,
+                    "given": error.given,
+                    "allowed": error.allowed,
+                },
+            )
+            return
+        self.gpu.detail.forget_runs()
+        self.gpu.sampler.nudge()
+        self.set_status(202)
+        self.finish(json.dumps({"request": request}))
 
 
 HANDLERS = [
@@ -209,4 +285,5 @@ HANDLERS = [
     (r"/gpuspawner/api/watch", WatchHandler),
     (r"/gpuspawner/api/offers", OffersHandler),
     (r"/gpuspawner/api/share", ShareHandler),
+    (r"/gpuspawner/api/checkpoints", CheckpointsHandler),
 ]

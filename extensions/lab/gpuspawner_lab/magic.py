@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .shares import ALLOWED, SHARES, ShareInputError, check_share, eighths, gib, shown
 from .shrink import free_caches
+from .shrink_channel import answer_requests
 
 if TYPE_CHECKING:
     from .nvml import NVMLReader
@@ -192,6 +193,7 @@ def load_ipython_extension(shell: Any) -> None:
     """Register `%gpu` (`%load_ext gpuspawner_lab.magic`); done by default in every kernel."""
     shell.register_magic_function(run, magic_kind="line", magic_name="gpu")
     shell.set_hook("complete_command", _completer, re_key=r"%?gpu\b")
+    answer_requests(shell)
 
 
 def _completer(_shell: Any, event: Any) -> list[str]:

@@ -31,6 +31,10 @@ class CardReading:
     utilization_percent: int | None
     power_watts: float | None
     temperature_celsius: int | None
+    energy_joules: float | None = None
+    """Since the driver was loaded, by the whole card."""
+    processes: tuple[tuple[int, int | None], ...] | None = None
+    """Pid and bytes of each process of this session; None where they were not asked for or are not known."""
 
 
 class NVMLReader:
@@ -43,23 +47,27 @@ class NVMLReader:
         self._reason = ""
         self._retry_at = float("-inf")
 
-    def read(self, uuids: Collection[str] | None = None) -> list[CardReading]:
-        """Read the cards with these UUIDs, or every visible card if None or none of them is seen.
+    def read(self, uuids: Collection[str] | None = None, processes: bool = False) -> list[CardReading]:
+        """Read the cards with these UUIDs, or every visible card if none is named; with their processes if wanted.
 
-        Raises `NVMLUnavailable` with the reason when there is no driver or no card.
+        Raises `NVMLUnavailable` with the reason when there is no driver, or none of these cards.
         """
         nvml = self._library()
         try:
             count = nvml.nvmlDeviceGetCount()
-            cards = [self._card(nvml, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count)]
+            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+            cards = [self._card(nvml, handle, processes, uuids) for handle in handles]
         except nvml.NVMLError as error:
             # A restarted driver (or simulated one) needs a new start of the library.
             self.close()
             raise NVMLUnavailable(f"The driver does not answer: {error}.") from error
-        if not cards:
+        if not count:
             raise NVMLUnavailable("The driver shows no card to this session.")
-        wanted = set(uuids or ())
-        return [card for card in cards if card.uuid in wanted] or cards
+        # A card of somebody else's is never shown in place of this session's.
+        found = [card for card in cards if card is not None]
+        if not found:
+            raise NVMLUnavailable("The driver does not show this session's card.")
+        return found
 
     def close(self) -> None:
         """Shut NVML down; the next reading opens it again."""
@@ -94,7 +102,7 @@ class NVMLReader:
         raise NVMLUnavailable(reason) from error
 
     @staticmethod
-    def _card(nvml: Any, handle: Any) -> CardReading:
+    def _card(nvml: Any, handle: Any, processes: bool, wanted: Collection[str] | None) -> CardReading | None:
         def ask(function: Callable[..., Any], *arguments: Any) -> Any:
             try:
                 return function(handle, *arguments)
@@ -106,15 +114,22 @@ class NVMLReader:
         def text(value: Any) -> str | None:
             return value.decode(errors="replace") if isinstance(value, bytes) else value
 
+        uuid = text(ask(nvml.nvmlDeviceGetUUID))
+        if wanted and uuid not in wanted:
+            return None
         memory = ask(nvml.nvmlDeviceGetMemoryInfo)
         load = ask(nvml.nvmlDeviceGetUtilizationRates)
         milliwatts = ask(nvml.nvmlDeviceGetPowerUsage)
+        millijoules = ask(nvml.nvmlDeviceGetTotalEnergyConsumption)
+        running = ask(nvml.nvmlDeviceGetComputeRunningProcesses) if processes else None
         return CardReading(
-            uuid=text(ask(nvml.nvmlDeviceGetUUID)),
+            uuid=uuid,
             name=text(ask(nvml.nvmlDeviceGetName)),
             memory_used_bytes=None if memory is None else int(memory.used),
             memory_allowed_bytes=None if memory is None else int(memory.total),
             utilization_percent=None if load is None else int(load.gpu),
             power_watts=None if milliwatts is None else round(milliwatts / 1000, 1),
             temperature_celsius=ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+            energy_joules=None if millijoules is None else round(millijoules / 1000, 1),
+            processes=None if running is None else tuple((int(one.pid), one.usedGpuMemory) for one in running),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from .nvml import CardReading, NVMLReader, NVMLUnavailable
 from .service import ServiceClient, ServiceError
 from .shares import session_memory, total
+from .watchers import Watchers
 
 SCHEMA = Path(__file__).with_name("telemetry.yaml")
 SCHEMA_ID = "urn:gpuspawner:telemetry:1"
@@ -26,8 +27,23 @@ SERVICE_PATIENCE = 0.5
 DRIVER_PATIENCE = 3.0
 
 
+#: Processes that one event carries.
+MOST_PROCESSES = 256
+
+
 class _Logger(Protocol):
     def debug(self, message: str, *arguments: Any) -> None: ...
+
+
+class Detail(Protocol):
+    """What is found out beside the readings while a panel looks."""
+
+    @property
+    def revision(self) -> int:
+        """Grows with every change."""
+
+    async def update(self, pids: Iterable[int], session: Mapping[str, Any] | None) -> None:
+        """Look again."""
 
 
 class SessionView:
@@ -82,6 +98,8 @@ class TelemetrySampler:
         emit: Callable[[dict[str, Any]], None],
         log: _Logger,
         interval: float,
+        detail: Detail | None = None,
+        own_cards: tuple[str, ...] = (),
     ) -> None:
         self._reader = reader
         self._view = view
@@ -93,9 +111,12 @@ class TelemetrySampler:
         self._reading: asyncio.Future[list[CardReading]] | None = None
         self._reading_since = 0.0
         self._allowed: int | None = None
-        self._until = float("-inf")
+        self._detail = detail
+        self._own_cards = own_cards
+        self._energy = _EnergySince()
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
+        self.watchers = Watchers()
         self.latest: dict[str, Any] | None = None
 
     @property
@@ -103,11 +124,16 @@ class TelemetrySampler:
         """Whether samples are being taken."""
         return self._task is not None and not self._task.done()
 
-    def watch(self, seconds: float) -> None:
-        """Keep sampling for at least this many seconds from now."""
-        self._until = max(self._until, time.monotonic() + seconds)
-        if not self.running:
+    def watch(self, seconds: float, viewer: str = "", detail: bool = False) -> None:
+        """Keep sampling for this viewer for so many seconds from now; 0: the viewer has gone.
+
+        `detail`: with processes, and whatever else a panel shows.
+        """
+        self.watchers.hold(viewer, seconds, detail=detail)
+        if self.watchers.looking and not self.running:
             self._task = asyncio.create_task(self._run())
+        elif not self.watchers.looking:
+            self.nudge()
 
     def nudge(self) -> None:
         """Sample now rather than at the next tick, for instance after a resize."""
@@ -124,19 +150,32 @@ class TelemetrySampler:
 
     async def sample(self) -> dict[str, Any]:
         """Take one sample; never raises for a missing driver, card or service."""
-        session = self._view.last
-        uuids = [card["uuid"] for card in (session or {}).get("cards", [])]
-        cards, reason = await self._read(uuids)
+        detail = self._detail if self.watchers.detail else None
+        cards, reason = await self._read(processes=detail is not None)
         allowed = _whole(total(card.memory_allowed_bytes for card in cards))
         # A changed limit is a changed share: ask at once instead of at the next turn.
         changed = self._allowed is not None and allowed is not None and allowed != self._allowed
         await self._view.refresh(0.0 if changed else SESSION_SECONDS, patience=SERVICE_PATIENCE)
         self._allowed = allowed
-        self.latest = _sample(cards, reason, self._view.last, self._view.error)
-        return self.latest
+        sample = _sample(cards, reason, self._view.last, self._view.error)
+        sample |= self._energy.note(cards, sample["at"])
+        if detail is not None:
+            held = _processes(cards)
+            sample["processes"] = held
+            await detail.update([one["pid"] for one in held or ()], self._view.last)
+            sample["revision"] = detail.revision
+        self.latest = sample
+        return sample
+
+    async def pids(self) -> list[int]:
+        """The processes of this session that hold card memory now; none where the driver does not say."""
+        cards, _ = await self._read(processes=True)
+        if _processes(cards) is None:  # a reading that was under way already was without them
+            cards, _ = await self._read(processes=True)
+        return [row["pid"] for row in _processes(cards) or ()]
 
     async def _run(self) -> None:
-        while time.monotonic() < self._until:
+        while self.watchers.looking:
             started = time.monotonic()
             self._wake.clear()
             try:
@@ -149,10 +188,12 @@ class TelemetrySampler:
             except TimeoutError:
                 continue
 
-    async def _read(self, uuids: list[str]) -> tuple[list[CardReading], str | None]:
+    async def _read(self, *, processes: bool) -> tuple[list[CardReading], str | None]:
         if self._reading is None:
             loop = asyncio.get_running_loop()
-            self._reading = loop.run_in_executor(self._thread, self._reader.read, uuids)
+            # While the service has not answered yet, the environment says whose cards are the session's.
+            uuids = [card["uuid"] for card in (self._view.last or {}).get("cards", [])] or self._own_cards
+            self._reading = loop.run_in_executor(self._thread, self._reader.read, uuids, processes)
             self._reading_since = time.monotonic()
         # Several requests may wait for the same reading; whoever is first puts it away.
         reading = self._reading
@@ -168,6 +209,53 @@ class TelemetrySampler:
         except Exception as error:  # a driver's library of an unexpected kind is no reason to show nothing
             self._log.debug("gpuspawner: the driver could not be read: %r", error)
             return [], f"The driver could not be read ({type(error).__name__})."
+
+
+class _EnergySince:
+    """Energy since this server's first reading: the driver's own counter runs since the driver was loaded."""
+
+    def __init__(self) -> None:
+        self._first: dict[str | None, float] = {}
+        self._since: str | None = None
+
+    def note(self, cards: list[CardReading], at: str) -> dict[str, Any]:
+        """The energy of all cards until `at`, in joules; None as soon as one card does not say."""
+        used: list[float | None] = []
+        for card in cards:
+            now = card.energy_joules
+            if now is None:
+                used.append(None)
+                continue
+            if now < self._first.get(card.uuid, float("inf")):  # not seen before, or the driver was loaded anew
+                self._first[card.uuid] = now
+                self._since = at
+            used.append(now - self._first[card.uuid])
+        joules = total(used)
+        return {
+            "energy_joules": None if joules is None else round(joules, 1),
+            "energy_since": None if joules is None else self._since,
+        }
+
+
+def _processes(cards: list[CardReading]) -> list[dict[str, Any]] | None:
+    """Bytes by process over all cards, the largest first; None as soon as one card does not say."""
+    held: dict[int, list[int | None]] = {}
+    for card in cards:
+        if card.processes is None:
+            return None
+        for pid, size in card.processes:
+            held.setdefault(pid, []).append(size)
+    if not cards:
+        return None
+    rows = [{"pid": pid, "memory_bytes": _whole(total(sizes))} for pid, sizes in held.items()]
+    rows.sort(key=lambda row: -(row["memory_bytes"] or 0))
+    return rows[:MOST_PROCESSES]
+
+
+def _card(card: CardReading) -> dict[str, Any]:
+    row = asdict(card)
+    del row["processes"]
+    return row
 
 
 def _whole(value: float | None) -> int | None:
@@ -198,5 +286,5 @@ def _sample(
         "utilization_percent": None if loads is None else round(loads / len(cards), 1),
         "power_watts": total(card.power_watts for card in cards),
         "temperature_celsius": max(heat) if heat else None,
-        "cards": [asdict(card) for card in cards],
+        "cards": [_card(card) for card in cards],
     }

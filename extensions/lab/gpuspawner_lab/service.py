@@ -51,9 +51,9 @@ class ServiceClient:
         """What could be started now on this hub."""
         return await self._ask("GET", "offers")
 
-    async def resize(self, share: str) -> dict[str, Any]:
-        """Change the share; returns `{"session": …, "applied_ms": …}`."""
-        return await self._ask("PATCH", f"sessions/{self._session}", json={"share": share})
+    async def change(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Change the share or burst; returns `{"session": …, "applied_ms": …}`."""
+        return await self._ask("PATCH", f"sessions/{self._session}", json=wanted)
 
     async def close(self) -> None:
         """Close the connections."""

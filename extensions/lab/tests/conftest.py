@@ -106,10 +106,16 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture(scope="module")
-def jupyter(hub_service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def jupyter_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home of the Jupyter server of the module."""
+    return tmp_path_factory.mktemp("jupyter")
+
+
+@pytest.fixture(scope="module")
+def jupyter(hub_service: Service, jupyter_home: Path) -> Iterator[httpx.Client]:
     """A client of a real Jupyter server with a GPU session and a scripted driver."""
     process, url, token = start_jupyter(
-        tmp_path_factory.mktemp("jupyter"),
+        jupyter_home,
         {
             "GPUSPAWNER_SERVICE_URL": hub_service.url,  # type: ignore[attr-defined]
             "GPUSPAWNER_SESSION": "s1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,6 +93,12 @@ class FakeNVML:
         assert sensor == self.NVML_TEMPERATURE_GPU
         return self._get(card, "celsius")
 
+    def nvmlDeviceGetTotalEnergyConsumption(self, card: dict[str, Any]) -> Any:
+        return self._get(card, "millijoules")
+
+    def nvmlDeviceGetComputeRunningProcesses(self, card: dict[str, Any]) -> Any:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in self._get(card, "processes")]
+
 
 def card(**changes: Any) -> dict[str, Any]:
     """A card in good health."""
@@ -102,6 +109,8 @@ def card(**changes: Any) -> dict[str, Any]:
         "load": 12,
         "milliwatts": 71_234,
         "celsius": 34,
+        "millijoules": 5_000_000,
+        "processes": [(os.getpid(), 3 * 2**30)],
     }
     return {**known, **changes}
 

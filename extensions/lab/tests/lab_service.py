@@ -30,6 +30,7 @@ class Service:
         self.share = "1/4"
         self.used = 3 * 2**30
         self.others = 2  # eighths of the card that other sessions hold
+        self.burst = False
         self.broken: int | None = None  # answer everything with this status
         self.requests: list[tuple[str, str, Any]] = []
 
@@ -69,9 +70,14 @@ class Service:
             "created": "2026-01-01T00:00:00.000+00:00",
             "resizable": True,
             "options": options,
+            "free_eighths": 8 - self.others - EIGHTHS[self.share],
+            "burst": self.burst,
         }
 
     def resize(self, body: Any) -> tuple[int, dict[str, Any]]:
+        if isinstance(body, dict) and isinstance(body.get("burst"), bool):
+            self.burst = body["burst"]
+            return 200, {"session": self.session(), "applied_ms": 1.0}
         share = body.get("share") if isinstance(body, dict) else None
         if share not in EIGHTHS:
             return self.error(422, "invalid", "share is not one of 1/8, 1/4, 1/2, 1.", field="share", given=share)

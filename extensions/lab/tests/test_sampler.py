@@ -48,6 +48,15 @@ def test_unknown_is_none_and_never_zero() -> None:
     assert reading.temperature_celsius is None
     assert reading.memory_used_bytes is None
     assert reading.memory_allowed_bytes is None
+    assert reading.processes is None
+
+
+def test_processes_and_energy_that_the_driver_does_not_know_are_none() -> None:
+    unknown = lab_nvml.NVMLError_NotSupported()
+    (reading,) = NVMLReader(lab_nvml.FakeNVML(lab_nvml.card(processes=unknown, millijoules=unknown))).read(None, True)
+    assert (reading.processes, reading.energy_joules) == (None, None)
+    (reading,) = NVMLReader(lab_nvml.FakeNVML(lab_nvml.card(processes=[(7, None), (8, 0)]))).read(None, True)
+    assert reading.processes == ((7, None), (8, 0))
 
 
 def test_zero_is_zero() -> None:
@@ -59,6 +68,66 @@ def test_only_the_sessions_cards_are_read() -> None:
     nvml = lab_nvml.FakeNVML(lab_nvml.card(), lab_nvml.card(uuid="GPU-other"))
     assert [card.uuid for card in NVMLReader(nvml).read(["GPU-other"])] == ["GPU-other"]
     assert len(NVMLReader(nvml).read()) == 2
+    with pytest.raises(NVMLUnavailable, match="does not show this session's card"):
+        NVMLReader(nvml).read(["GPU-mine"])
+
+
+async def test_before_the_service_has_answered_only_the_environments_cards_are_shown(service: Service) -> None:
+    nvml = lab_nvml.FakeNVML(lab_nvml.card(uuid="GPU-other", celsius=99), lab_nvml.card(uuid="GPU-own", celsius=30))
+    service.broken = 502
+    view = SessionView(ServiceClient(service.url, TOKEN, "s1", timeout=5))  # type: ignore[attr-defined]
+    sampler = TelemetrySampler(NVMLReader(nvml), view, [].append, Log(), 1.0, own_cards=("GPU-own",))
+    sample = await sampler.sample()
+    await sampler.stop()
+    assert [card["uuid"] for card in sample["cards"]] == ["GPU-own"]
+    assert sample["temperature_celsius"] == 30
+
+
+async def test_energy_counts_from_the_first_reading_and_survives_a_new_driver(service: Service) -> None:
+    nvml = lab_nvml.FakeNVML(lab_nvml.card(millijoules=5_000_000))
+    sampler, _ = make(service, nvml)
+    first = await sampler.sample()
+    assert (first["energy_joules"], first["energy_since"]) == (0, first["at"])
+    nvml.cards[0]["millijoules"] = 5_000_000 + 90_500
+    assert (await sampler.sample())["energy_joules"] == 90.5
+    nvml.cards[0]["millijoules"] = 0
+    again = await sampler.sample()
+    assert (again["energy_joules"], again["energy_since"]) == (0, again["at"])
+    nvml.cards[0]["millijoules"] = lab_nvml.NVMLError_NotSupported()
+    assert (await sampler.sample())["energy_joules"] is None
+    await sampler.stop()
+
+
+class Detail:
+    """Notes what it was told."""
+
+    revision = 7
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    async def update(self, pids: Any, session: Any) -> None:
+        self.told.append((list(pids), session and session["id"]))
+
+
+async def test_processes_are_looked_for_only_while_a_panel_looks(service: Service) -> None:
+    nvml = lab_nvml.FakeNVML(lab_nvml.card(processes=[(11, GIB), (12, 2 * GIB)]))
+    view = SessionView(ServiceClient(service.url, TOKEN, "s1", timeout=5))  # type: ignore[attr-defined]
+    detail = Detail()
+    sampler = TelemetrySampler(NVMLReader(nvml), view, [].append, Log(), 60.0, detail)
+    sampler.watch(30, "status bar")
+    assert "processes" not in await sampler.sample()
+    assert detail.told == []
+    sampler.watch(30, "panel", detail=True)
+    sample = await sampler.sample()
+    assert sample["processes"] == [{"pid": 12, "memory_bytes": 2 * GIB}, {"pid": 11, "memory_bytes": GIB}]
+    assert sample["revision"] == 7
+    assert detail.told[-1] == ([12, 11], "s1")
+    sampler.watch(0, "panel")
+    assert "processes" not in await sampler.sample()
+    sampler.watch(0, "status bar")
+    await until(lambda: not sampler.running)
+    await sampler.stop()
 
 
 def test_a_missing_driver_is_tried_again_but_not_at_once() -> None:
@@ -91,13 +160,17 @@ async def test_samples_fit_their_schema(service: Service) -> None:
     unknown = lab_nvml.NVMLError_NotSupported()
     for nvml in (
         lab_nvml.FakeNVML(lab_nvml.card()),
-        lab_nvml.FakeNVML(lab_nvml.card(load=unknown, milliwatts=unknown, celsius=unknown, memory=unknown)),
+        lab_nvml.FakeNVML(
+            lab_nvml.card(load=unknown, milliwatts=unknown, celsius=unknown, memory=unknown, millijoules=unknown)
+        ),
         lab_nvml.FakeNVML(),
     ):
         sampler, _ = make(service, nvml)
         logger = EventLogger()
         logger.register_event_schema(SCHEMA)
         logger.add_listener(schema_id=SCHEMA_ID, listener=_ignore)
+        sampler._detail = Detail()  # type: ignore[assignment]
+        sampler.watch(60, detail=True)
         assert logger.emit(schema_id=SCHEMA_ID, data=await sampler.sample()) is not None
         await sampler.stop()
 
@@ -155,7 +228,7 @@ async def test_a_missing_service_is_said_and_readings_go_on(service: Service) ->
 
 async def test_sampling_ends_when_nobody_looks(service: Service) -> None:
     sampler, emitted = make(service, lab_nvml.FakeNVML(lab_nvml.card()))
-    sampler.watch(0.2)
+    sampler.watch(0.2, "tab")
     await until(lambda: len(emitted) >= 3)
     await until(lambda: not sampler.running)
     count = len(emitted)

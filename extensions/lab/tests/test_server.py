@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 import websocket
 from conftest import start_jupyter, stop, wait_for
+from gpuspawner_lab.checkpoints import RUNS
 from lab_service import TOKEN, Service
 
 API = "gpuspawner/api"
@@ -48,7 +50,15 @@ def test_offers_are_passed_on(jupyter: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("GET", "status"), ("GET", "offers"), ("PATCH", "share"), ("POST", "watch")]
+    ("method", "path"),
+    [
+        ("GET", "status"),
+        ("GET", "offers"),
+        ("PATCH", "share"),
+        ("POST", "watch"),
+        ("GET", "checkpoints"),
+        ("POST", "checkpoints"),
+    ],
 )
 def test_nothing_without_a_token(jupyter: httpx.Client, hub_service: Service, method: str, path: str) -> None:
     before = list(hub_service.requests)
@@ -125,10 +135,83 @@ def test_bad_bodies_are_the_callers_fault(jupyter: httpx.Client, hub_service: Se
     assert hub_service.share == "1/4"
 
 
-@pytest.mark.parametrize("raw", [b'{"seconds": true}', b'{"seconds": 0}', b'{"seconds": 1e999}', b'{"seconds": "5"}'])
+@pytest.mark.parametrize(
+    "raw", [b'{"seconds": true}', b'{"seconds": -1}', b'{"seconds": 0.5}', b'{"seconds": 1e999}', b'{"seconds": "5"}']
+)
 def test_bad_watch(jupyter: httpx.Client, raw: bytes) -> None:
     answer = jupyter.post(f"{API}/watch", content=raw)
     assert (answer.status_code, answer.json()["error"]["field"]) == (422, "seconds")
+
+
+@pytest.mark.parametrize(
+    ("raw", "field"),
+    [
+        (b'{"viewer": 3}', "viewer"),
+        (b'{"viewer": "' + b"v" * 65 + b'"}', "viewer"),
+        (b'{"detail": 1}', "detail"),
+        (b'{"who": "x"}', "who"),
+    ],
+)
+def test_bad_viewers(jupyter: httpx.Client, raw: bytes, field: str) -> None:
+    answer = jupyter.post(f"{API}/watch", content=raw)
+    assert (answer.status_code, answer.json()["error"]["field"]) == (422, field)
+
+
+def test_burst_is_switched_and_only_by_a_boolean(jupyter: httpx.Client, hub_service: Service) -> None:
+    assert jupyter.patch(f"{API}/share", json={"burst": True}).json()["session"]["burst"] is True
+    assert hub_service.burst is True
+    for bad in (1, "true", None):
+        refused = jupyter.patch(f"{API}/share", json={"burst": bad})
+        assert (refused.status_code, refused.json()["error"]["field"]) == (422, "burst")
+    assert jupyter.patch(f"{API}/share", json={"burst": False}).status_code == 200
+    assert hub_service.burst is False
+
+
+def test_a_panel_is_told_the_kernels_and_is_sent_what_changed(
+    jupyter: httpx.Client, events: websocket.WebSocket
+) -> None:
+    body = jupyter.post(f"{API}/watch", json={"seconds": 30, "viewer": "p", "detail": True}).json()
+    holder = next(one for one in body["detail"]["holders"] if one["kind"] == "process")
+    assert body["telemetry"]["processes"] == [{"pid": holder["pids"][0], "memory_bytes": 3 * GIB}]
+    revision = body["telemetry"]["revision"]
+    session = jupyter.post(
+        "api/sessions",
+        json={"path": "train.ipynb", "name": "train.ipynb", "type": "notebook", "kernel": {"name": "python3"}},
+    ).json()
+    try:
+        while next_telemetry(events).get("revision", revision) == revision:
+            pass
+        kernel = next(
+            one for one in jupyter.get(f"{API}/status").json()["detail"]["holders"] if one["kind"] == "kernel"
+        )
+        assert (kernel["title"], kernel["kernel_id"]) == ("train.ipynb", session["kernel"]["id"])
+        assert kernel["pids"] == []  # it holds nothing
+    finally:
+        jupyter.delete(f"api/sessions/{session['id']}")
+        assert jupyter.post(f"{API}/watch", json={"seconds": 0, "viewer": "p"}).json() == {"configured": True}
+    assert "detail" not in jupyter.get(f"{API}/status").json()
+
+
+def test_checkpoints_are_listed_and_asked_for(jupyter: httpx.Client, jupyter_home: Path) -> None:
+    assert jupyter.get(f"{API}/checkpoints").json() == {"runs": []}
+    folder = jupyter_home / RUNS / "resnet"
+    folder.mkdir(parents=True)
+    state = {"format": 1, "run": "resnet", "checkpoints": [{"name": "step-1", "pinned": False}]}
+    (folder / "state.json").write_text(json.dumps(state))
+    (run,) = jupyter.get(f"{API}/checkpoints").json()["runs"]
+    assert run["checkpoints"][0]["name"] == "step-1"
+    wanted = {"run": "resnet", "checkpoint": "step-1", "action": "pin"}
+    answer = jupyter.post(f"{API}/checkpoints", json=wanted)
+    assert answer.status_code == 202
+    assert [path.stem for path in (folder / "requests").iterdir()] == [answer.json()["request"]]
+    for change, status, field in (
+        ({"action": "delete"}, 422, "action"),
+        ({"checkpoint": "step-2"}, 404, "checkpoint"),
+        ({"run": "../x"}, 404, "run"),
+        ({"user": "bob"}, 422, "user"),
+    ):
+        refused = jupyter.post(f"{API}/checkpoints", json={**wanted, **change})
+        assert (refused.status_code, refused.json()["error"]["field"]) == (status, field)
 
 
 @pytest.mark.parametrize("broken", [500, 502, 503])
