@@ -20,13 +20,14 @@ int main(void)
         uint64_t key = i % 3 == 0 ? UINT64_C(0x7f0000000000) + (uint64_t)i * 512 /* small pieces */
                        : i % 3 == 1 ? UINT64_C(0x7e0000000000) + ((uint64_t)i << 21) /* large ones */
                                     : UINT64_C(0x561200000010) + (uint64_t)i * 48; /* handles */
-        all[i] = (struct held){key, HELD_PLAIN + (enum held_kind)(i % 3), i % 16, (uint64_t)i * 7 + 1, &contexts[i % 5 % 3]};
+        all[i] = (struct held){key, HELD_PLAIN + (enum held_kind)(i % 3), i % 16, ((uint64_t)i * i * i + 1) * GRANULE, &contexts[i % 5 % 3]};
     }
     for (int step = 0; step < 400000; step++) {
         int i = (int)(nrand48(state) % (step / 100000 % 2 ? KEYS : KEYS / 20 + 1)); /* grows and shrinks */
         struct held found;
         bool expected = in[i], put = nrand48(state) % 2, take = !put && nrand48(state) % 4;
         if (put) {
+            all[i].owner = &contexts[nrand48(state) % 3]; /* an address may come again, and be another's */
             if (!table_put(&all[i]))
                 return 2;
             in[i] = true;

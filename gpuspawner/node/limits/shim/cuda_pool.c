@@ -255,7 +255,7 @@ static CUresult allocate_locked(const struct request *r)
     pool->charged += grown;
     settle(pool);
     if (result == CUDA_SUCCESS) {
-        struct held held = {*r->address, HELD_POOLED, pool->card, r->size, pool};
+        struct held held = {*r->address, HELD_POOLED, pool->card, 0, pool};
         if (!table_put(&held)) {
             (void)free_async(*r->address, r->stream, r->per_thread);
             set_may_shrink(pool, true);
