@@ -75,7 +75,7 @@ def find_holders(
         found.append(
             Holder(
                 kind="kernel",
-                title=_printable(str(session.get("name") or PurePosixPath(path).name or f"kernel {kernel_id[:8]}")),
+                title=printable(str(session.get("name") or PurePosixPath(path).name or f"kernel {kernel_id[:8]}")),
                 pids=tuple(below.get(kernel_id, ())),
                 path=path or None,
                 kernel_id=kernel_id,
@@ -96,7 +96,7 @@ def command(pid: int, proc: Path = Path("/proc")) -> str:
     except OSError:
         words = []
     named = [PurePosixPath(word).name for word in words[:2] if word and not word.startswith("-")]
-    return _printable(" ".join(named)) or f"process {pid}"
+    return printable(" ".join(named)) or f"process {pid}"
 
 
 def _kernel_above(pid: int, by_pid: Mapping[int, str], proc: Path) -> str | None:
@@ -105,11 +105,11 @@ def _kernel_above(pid: int, by_pid: Mapping[int, str], proc: Path) -> str | None
             return by_pid[pid]
         if pid <= 1:
             return None
-        pid = _parent(pid, proc)
+        pid = parent_of(pid, proc)
     return None
 
 
-def _parent(pid: int, proc: Path) -> int:
+def parent_of(pid: int, proc: Path) -> int:
     """The parent's pid; 0 if there is none, or the process has ended."""
     try:
         stat = (proc / str(pid) / "stat").read_text(errors="replace")
@@ -120,6 +120,7 @@ def _parent(pid: int, proc: Path) -> int:
     return int(fields[1]) if len(fields) > 1 and fields[1].isdigit() else 0
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """Text of a process or file, without what a terminal would obey, and cut to a readable length."""
     cleaned = "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
     return cleaned if len(cleaned) <= _LONGEST_NAME else cleaned[:_LONGEST_NAME] + "…"

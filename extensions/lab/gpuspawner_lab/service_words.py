@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 UNREACHABLE = "The GPU service of this hub cannot be reached. Your share and your kernels are kept; try again shortly."
+NO_SESSION = "This server was started without a GPU share; start it again from the hub to choose one."
 
 
 def refusal_sentence(status: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -33,10 +34,28 @@ class Service:
         self.burst = False
         self.broken: int | None = None  # answer everything with this status
         self.requests: list[tuple[str, str, Any]] = []
+        self.events: list[dict[str, Any]] = [self.event("start", "2026-01-01T00:00:00.000+00:00", "hub")]
 
     @staticmethod
     def memory(share: str) -> int:
         return CARD_BYTES * EIGHTHS[share] // 8
+
+    def event(self, kind: str, at: str, actor: str) -> dict[str, Any]:
+        return {
+            "id": 1,
+            "at": at,
+            "session": "s1",
+            "user": "ada",
+            "server": "",
+            "kind": kind,
+            "model": "h100-80gb",
+            "cards": [CARD["uuid"]],
+            "eighths": EIGHTHS[self.share],
+            "price_per_hour": PRICES[self.share],
+            "currency": "EUR",
+            "actor": actor,
+            "reason": "",
+        }
 
     def session(self) -> dict[str, Any]:
         options = []
@@ -88,6 +107,7 @@ class Service:
             message = f"Free {excess / 2**30:.1f} GiB first. Nothing was changed."
             return self.error(409, "in_use", message, field="share", need_to_free_bytes=excess)
         self.share = share
+        self.events.insert(0, self.event("resize", datetime.now(UTC).isoformat(timespec="milliseconds"), "ada"))
         return 200, {"session": self.session(), "applied_ms": 3.2}
 
     @staticmethod
@@ -104,6 +124,8 @@ class Service:
         if path == "/api/v1/offers" and method == "GET":
             offer = {"share": "1/8", "model": "h100-80gb", "available": True}
             return 200, {"simulated": True, "grade": "guarded", "currency": "EUR", "offers": [offer]}
+        if path == "/api/v1/events?session=s1&limit=1000":
+            return 200, {"events": self.events}
         if path != "/api/v1/sessions/s1":
             return self.error(404, "not_found", "There is no such session.")
         return self.resize(body) if method == "PATCH" else (200, self.session())

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 
 import lab_nvml
 import pytest
-from gpuspawner_lab import magic, on_shrink, shrink
+from gpuspawner_lab import history, magic, on_shrink, processes, shrink
 from gpuspawner_lab.nvml import NVMLReader
 from gpuspawner_lab.report import Status
 from jupyter_client.manager import start_new_kernel
@@ -88,11 +92,19 @@ def test_bad_shares_are_one_line_and_never_asked(
     assert session.requests == []
 
 
-@pytest.mark.parametrize("text", ["resiz 1/2", "help me", "status now", "x" * 10_000_000])
+@pytest.mark.parametrize("text", ["resiz 1/2", "x" * 10_000_000, "x " * 5_000_000])
 def test_unknown_words_are_one_line(session: Service, capsys: pytest.CaptureFixture[str], text: str) -> None:
     magic.run(text)
-    if not text.startswith("help"):
-        assert "is not known here" in line(capsys)
+    said = line(capsys)
+    assert "is not known here" in said
+    assert "give nothing, status, resize SHARE, processes, history or help." in said
+    assert session.requests == []
+
+
+@pytest.mark.parametrize("text", ["help me", "status now", "history 3", "processes" + " x" * 1000])
+def test_words_behind_a_command_are_one_line(session: Service, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    magic.run(text)
+    assert f"{text.split()[0]} takes nothing after it" in line(capsys)
     assert session.requests == []
 
 
@@ -105,7 +117,7 @@ def test_broken_services_are_one_line(session: Service, capsys: pytest.CaptureFi
 
 def test_without_a_session(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUSPAWNER_SESSION", raising=False)
-    for words in ("", "resize 1/2"):
+    for words in ("", "status", "resize 1/2", "processes", "history"):
         magic.run(words)
         assert "without a GPU share" in line(capsys)
 
@@ -143,6 +155,83 @@ def test_caches_are_freed_before_a_shrink_and_only_then(
     assert "breaks could not free its cache: RuntimeError: no" in capsys.readouterr().out
 
 
+def test_processes_with_their_notebook(session: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    me = os.getpid()
+    stranger = 2**22 + 1  # above the largest pid of Linux, so that it never exists
+    fake = lab_nvml.FakeNVML(lab_nvml.card(processes=[(me, 1 * GIB), (stranger, None)]))
+    monkeypatch.setattr(magic, "_reader", NVMLReader(fake))
+    title, head, own, other = str(magic.run("processes")).splitlines()
+    assert title == "Processes that hold card memory"
+    assert head.split() == ["pid", "GiB", "kernel", "notebook", "command"]
+    assert own.split()[:3] == [str(me), "1.0", "–"]
+    assert "(this kernel)" in own
+    assert own.endswith(processes.owner_of(me).command)
+    assert other.split() == [str(stranger), "–", "–", "–", "process", str(stranger)]  # unknown, never 0
+    fake.cards = [lab_nvml.card(processes=[])]
+    assert str(magic.run("processes")) == "No process of this session holds card memory."
+
+
+def test_processes_that_the_driver_does_not_tell(session: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    unsupported = lab_nvml.card(processes=lab_nvml.NVMLError_NotSupported("no"))
+    magic._reader = NVMLReader(lab_nvml.FakeNVML(unsupported))
+    magic.run("processes")
+    assert line(capsys) == "%gpu: The driver does not say which processes hold memory."
+
+
+def test_a_process_below_a_kernel_is_the_notebooks_and_its_secrets_stay_out(tmp_path: Path) -> None:
+    def process(pid: int, parent: int, words: list[str], environ: str = "") -> None:
+        folder = tmp_path / str(pid)
+        folder.mkdir()
+        (folder / "cmdline").write_bytes("\0".join([*words, ""]).encode())
+        (folder / "stat").write_text(f"{pid} (a) b) R {parent} 1 1")
+        (folder / "environ").write_text(environ)
+
+    process(
+        10,
+        1,
+        ["/usr/bin/python", "-m", "ipykernel", "-f", "/x/kernel-abc-12.json"],
+        "A=1\0JPY_SESSION_NAME=/w/a\x1b.ipynb\0",
+    )
+    process(20, 10, ["/usr/bin/python", "/work/train.py", "--token=secret"])
+    process(30, 1, ["/usr/bin/python", "--token=secret", "train.py"])
+    assert processes.owner_of(20, tmp_path) == processes.Owner("python train.py", "abc-12", "a\ufffd.ipynb")
+    assert processes.owner_of(10, tmp_path) == processes.Owner("python", "abc-12", "a\ufffd.ipynb")
+    assert processes.owner_of(30, tmp_path) == processes.Owner("python")
+    assert processes.owner_of(40, tmp_path) == processes.Owner("process 40")
+
+
+def test_history_adds_up_to_the_cost(session: Service) -> None:
+    session.events = []
+    for kind, at, actor, share in (
+        ("start", "2026-01-01T00:00:00.000+00:00", "hub", "1/4"),
+        ("resize", "2026-01-01T02:00:00.000+00:00", "ada", "1"),
+        ("resize", "2026-01-01T02:30:00.000+00:00", "<b>root</b>", "1/8"),
+    ):
+        session.share = share
+        session.events.insert(0, session.event(kind, at, actor))
+    made = history.history(session.events, datetime(2026, 1, 1, 12, 30, tzinfo=UTC))
+    lines = [entry.split() for entry in str(made).splitlines()]
+    assert lines[2] == ["2026-01-01", "00:00:00", "start", "1/4", "1.00", "EUR", "2.00", "hub"]
+    assert lines[3] == ["2026-01-01", "02:00:00", "resize", "1/4", "→", "1", "2.50", "EUR", "1.25", "ada"]
+    assert lines[4][3:] == ["1", "→", "1/8", "0.63", "EUR", "6.30", "<b>root</b>"]
+    assert str(made).splitlines()[-1] == "  Cost so far: 9.55 EUR."
+    assert "&lt;b&gt;root&lt;/b&gt;" in made._repr_html_()
+    assert "<b>" not in made._repr_html_()
+
+
+def test_history_with_a_row_that_cannot_be_read_has_no_sum() -> None:
+    rows = [{"at": "x", "kind": None, "eighths": True, "price_per_hour": "NaN"}]
+    assert "Cost so far: unknown" in str(history.history(rows))
+    assert str(history.history([])) == "This session has no history yet."
+
+
+def test_history_asks_the_service(session: Service) -> None:
+    magic.run("resize 1/2")
+    text = str(magic.run("history"))
+    assert "1/4 → 1/2" in text
+    assert session.requests[-1] == ("GET", "/api/v1/events?session=s1&limit=1000", None)
+
+
 def test_on_shrink_wants_a_function() -> None:
     with pytest.raises(TypeError, match="function without arguments"):
         on_shrink(3)  # type: ignore[type-var]
@@ -151,11 +240,13 @@ def test_on_shrink_wants_a_function() -> None:
 @pytest.mark.parametrize(
     ("text", "choices"),
     [
-        ("%gpu ", ["help", "resize", "status"]),
+        ("%gpu ", ["help", "history", "processes", "resize", "status"]),
         ("%gpu re", ["resize"]),
         ("%gpu resize ", ["1/8", "1/4", "1/2", "1"]),
         ("%gpu resize 1/", ["1/8", "1/4", "1/2"]),
+        ("gpu  resize  1/", ["1/8", "1/4", "1/2"]),
         ("%gpu help ", []),
+        ("%gpu resize 1/8 ", []),
     ],
 )
 def test_completion(text: str, choices: list[str]) -> None:
@@ -179,7 +270,26 @@ def test_a_kernel_knows_the_magic_and_completes_it(session: Service) -> None:
         answer = client.execute_interactive("x = dir()", user_expressions={"x": "[n for n in x if 'gpu' in n]"})
         assert answer["content"]["user_expressions"]["x"]["data"]["text/plain"] == "[]"
         completion = client.complete("%gpu resize 1/", reply=True, timeout=60)["content"]
-        assert {"1/8", "1/4", "1/2"} <= set(completion["matches"])
+        assert completion["matches"] == ["1/8", "1/4", "1/2"]
+        assert client.complete("%gpu h", reply=True, timeout=60)["content"]["matches"] == ["help", "history"]
+        assert "upper" in client.complete("gpu = ''; gpu.up", reply=True, timeout=60)["content"]["matches"]
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
+
+
+@pytest.mark.parametrize("command", ["", "processes", "history", "resize 1/2"])
+def test_a_terminal_shows_plain_text_without_colours(session: Service, command: str, tmp_path: Path) -> None:
+    """IPython as in a terminal, into a pipe."""
+    done = subprocess.run(
+        [sys.executable, "-m", "IPython", "--no-banner", "-c", f"%gpu {command}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "IPYTHONDIR": str(tmp_path)},
+    )
+    expected = {"": "GPU 1/4 of", "processes": "%gpu: ", "history": "Cost so far: ", "resize 1/2": "GPU 1/4 → 1/2"}
+    assert expected[command] in done.stdout
+    assert "\x1b" not in done.stdout
+    assert "<table" not in done.stdout
