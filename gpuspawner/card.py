@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -53,6 +54,7 @@ class Card:
         return wanted is None or self.model == wanted or self.model.startswith(f"{wanted}-")
 
 
+@functools.lru_cache(maxsize=4096)
 def model_slug(name: str, memory_bytes: int) -> str:
     """The slug for a card that the driver calls `name`: family and printed size, "a100-40gb".
 

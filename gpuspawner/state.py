@@ -21,10 +21,11 @@ class Settings:
     state: Path
     port: int
     base_url: str
+    choose_card: bool = False
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Settings:
-        """From GPUSPAWNER_STATE, GPUSPAWNER_PORT and GPUSPAWNER_BASE_URL. Raises InvalidInput."""
+        """From GPUSPAWNER_STATE, _PORT, _BASE_URL and _CHOOSE_CARD. Raises InvalidInput."""
         home = Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
         state = Path(env.get("GPUSPAWNER_STATE") or home / "gpuspawner").expanduser().absolute()
         text = env.get("GPUSPAWNER_PORT") or str(DEFAULT_PORT)
@@ -45,7 +46,15 @@ class Settings:
                 allowed=allowed,
             )
         base_url = "/" + given.strip("/")
-        return cls(state, int(text), base_url if base_url.endswith("/") else f"{base_url}/")
+        choose = env.get("GPUSPAWNER_CHOOSE_CARD") or "no"
+        if choose not in ("yes", "no"):
+            raise InvalidInput(
+                f"GPUSPAWNER_CHOOSE_CARD: {choose[:20]!r} is not allowed. Allowed: yes or no.",
+                field="GPUSPAWNER_CHOOSE_CARD",
+                given=choose,
+                allowed="yes or no",
+            )
+        return cls(state, int(text), base_url if base_url.endswith("/") else f"{base_url}/", choose == "yes")
 
     @property
     def proxy_api_port(self) -> int:

@@ -68,8 +68,8 @@ class Fleet(Protocol):
         """Every share in force, those of ended sessions whose memory is not gone yet included."""
         ...
 
-    def start(self, session: str, user: str, share: GPUShare) -> tuple[Grant, Launch]:
-        """Place a share and put it in force for a new session."""
+    def start(self, session: str, user: str, share: GPUShare, card: str | None = None) -> tuple[Grant, Launch]:
+        """Place a share, on the card of uuid `card` where one is named, and put it in force for a new session."""
         ...
 
     def launch(self, session: str) -> Launch:

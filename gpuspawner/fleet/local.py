@@ -33,10 +33,10 @@ class LocalFleet:
         """Every share in force on this machine."""
         return [self._grant(record) for record in self._agent.records()]
 
-    def start(self, session: str, user: str, share: GPUShare) -> tuple[Grant, Launch]:
+    def start(self, session: str, user: str, share: GPUShare, card: str | None = None) -> tuple[Grant, Launch]:
         """Place a share, put it in force, and say how to start its first process."""
         with self._placing:
-            started = self._agent.start(session, user, place(share, self.cards()), share.eighths_per_card)
+            started = self._agent.start(session, user, place(share, self.cards(), card), share.eighths_per_card)
         return self._grant(started.record), _launch(started)
 
     def launch(self, session: str) -> Launch:

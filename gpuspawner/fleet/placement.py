@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gpuspawner.errors import NoRoom, NotFound
 from gpuspawner.fleet.base import CardState
 from gpuspawner.share import GPUShare, eighths_text
 
 
-def place(share: GPUShare, cards: Sequence[CardState]) -> tuple[str, ...]:
-    """The uuids for `share`: on the fullest card that still fits it, so that whole cards stay whole.
+def place(share: GPUShare, cards: Sequence[CardState], card: str | None = None) -> tuple[str, ...]:
+    """The uuids for `share`: on the fullest card that still fits it, so that whole cards stay whole, or on `card`.
 
-    Raises NotFound for a model that the fleet does not have, NoRoom when nothing fits now.
+    Raises NotFound for a model or card that the fleet does not have, NoRoom when nothing fits now.
     """
+    if not share.cards:
+        return ()
+    if card is not None:
+        cards = [state for state in cards if state.card.uuid == card]
+        if not cards:
+            raise NotFound("There is no card of that uuid in this fleet.", field="card", given=card)
     matching = [state for state in cards if state.card.is_model(share.model)]
     if not matching:
         models = sorted({state.card.model for state in cards})
@@ -41,10 +47,11 @@ def place(share: GPUShare, cards: Sequence[CardState]) -> tuple[str, ...]:
     return tuple(state.card.uuid for state in fitting[: share.cards])
 
 
-def places(share: GPUShare, cards: Sequence[CardState]) -> int:
-    """How many sessions could start with `share` now on these cards, all of one model."""
+def places(share: GPUShare, free: Mapping[int, int]) -> int:
+    """How many sessions could start with `share` now on cards of one model, of which `free` counts how many have how
+    many eighths free."""
     need = share.eighths_per_card
-    return sum(state.free_eighths // need for state in cards) // share.cards
+    return sum(eighths // need * count for eighths, count in free.items()) // share.cards
 
 
 def no_room_reason(share: GPUShare, cards: Sequence[CardState]) -> str:

@@ -123,6 +123,7 @@ class Agent:
 
     def start(self, session: str, user: str, cards: tuple[str, ...], eighths: int) -> Started:
         """Put `eighths` of each card in force for a new session, and say how to start its first process.
+        No cards and 0 eighths: a session that sees no card.
 
         Raises NoRoom, NotFound (card), Conflict (a session of that name).
         """
@@ -318,7 +319,7 @@ class Agent:
             raise Unavailable(f"The session cannot be started on this machine: {error}.", code="launch") from error
         env = {
             **prepared.env,
-            "CUDA_VISIBLE_DEVICES": ",".join(record.cards),
+            "CUDA_VISIBLE_DEVICES": ",".join(record.cards),  # empty hides all, where it has none
             "GPUSPAWNER_SESSION": record.session,
         }
         return Started(record, prepared.argv_prefix, env, prepared.grade, account.home, account.uid)
@@ -394,15 +395,15 @@ class Agent:
     def _adopt(self, folder: Path) -> None:
         """Take a session that runs and of which there is no record (the records were lost) by its limit file."""
         try:
-            limits = abi.read_limits(launch.limit_path(folder))
+            limits: list[abi.CardLimit] | None = abi.read_limits(launch.limit_path(folder))
         except (OSError, abi.LimitFileError) as error:
             log.warning("session %s runs without record and limit, and is ended: %s", folder.name, error)
-            limits = []
-        eighths = max((limit.eighths for limit in limits), default=0)
-        cards = tuple(limit.uuid for limit in limits)
+            limits = None
+        eighths = max((limit.eighths for limit in limits or []), default=0)
+        cards = tuple(limit.uuid for limit in limits or [])
         log.warning("session %s runs, and no record of it was found: it holds %s/8 now", folder.name, eighths)
-        state: Literal["live", "held"] = "live" if eighths else "held"
-        self._records.put(Record(folder.name, "", cards, eighths or 1, state, True, time.time()))
+        state: Literal["live", "held"] = "live" if eighths or limits == [] else "held"  # [] was started without a card
+        self._records.put(Record(folder.name, "", cards, eighths or min(len(cards), 1), state, True, time.time()))
 
     def _folder_of(self, session: str) -> Path:
         return self._sessions / session

@@ -20,7 +20,7 @@ CREATE TABLE IF NOT EXISTS records (
     session TEXT PRIMARY KEY,
     user TEXT NOT NULL,
     cards TEXT NOT NULL,
-    eighths INTEGER NOT NULL CHECK (eighths BETWEEN 1 AND 8),
+    eighths INTEGER NOT NULL CHECK (eighths BETWEEN 0 AND 8),
     state TEXT NOT NULL CHECK (state IN ('live', 'held')),
     launched INTEGER NOT NULL,
     created REAL NOT NULL,
@@ -34,7 +34,7 @@ _COLUMNS = "session, user, cards, eighths, state, launched, created, pids"
 
 @dataclass(frozen=True)
 class Record:
-    """What a session has in force: `eighths` (1 to 8) on each of `cards` (uuids).
+    """What a session has in force: `eighths` (1 to 8) on each of `cards` (uuids), or 0 and no card.
 
     `held`: the session has ended, but the driver still shows memory of it, so that its eighths are not free.
     `launched`: a process of it was seen. `created` is in seconds since the epoch. `pids`: processes that
@@ -68,6 +68,7 @@ class Records:
             if problem != "ok":
                 raise ValueError(problem)
             self.database.executescript(_SCHEMA)
+            self._allow_no_card()
             for row in self.database.execute(f"SELECT {_COLUMNS} FROM records"):
                 session, user, cards, eighths, state, launched, created, pids = row
                 self._records[session] = Record(
@@ -86,6 +87,20 @@ class Records:
                 "beside it (-wal, -shm) away: running sessions are then found again by their limits.",
                 code="storage",
             ) from error
+
+    def _allow_no_card(self) -> None:
+        """Records made before sessions without a card refuse 0. SQLite changes a CHECK by its text alone."""
+        before, now = "BETWEEN 1 AND 8", "BETWEEN 0 AND 8"
+        found = self.database.execute("SELECT sql FROM sqlite_master WHERE name = 'records'").fetchone()[0]
+        if before not in found:
+            return
+        version = self.database.execute("PRAGMA schema_version").fetchone()[0]
+        self.database.execute("PRAGMA writable_schema = ON")
+        with self.database:
+            changed = found.replace(before, now)
+            self.database.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'records'", (changed,))
+            self.database.execute(f"PRAGMA schema_version = {version + 1}")
+        self.database.execute("PRAGMA writable_schema = OFF")
 
     def get(self, session: str) -> Record | None:
         """The record of a session, if there is one."""

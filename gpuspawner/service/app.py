@@ -31,8 +31,15 @@ log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 * 1024
 
 
-def create_app(sessions: SessionService, authenticator: Authenticator, tariff: Tariff, prefix: str = "/") -> FastAPI:
-    """The service as an ASGI app below `prefix`. It watches the fleet while it runs."""
+def create_app(
+    sessions: SessionService,
+    authenticator: Authenticator,
+    tariff: Tariff,
+    prefix: str = "/",
+    choose_card: bool = False,
+) -> FastAPI:
+    """The service as an ASGI app below `prefix`. It watches the fleet while it runs. `choose_card`: whether a start
+    may name the card."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -53,7 +60,7 @@ def create_app(sessions: SessionService, authenticator: Authenticator, tariff: T
     )
     app.add_middleware(LimitBody)
     _add_error_handlers(app)
-    app.include_router(_router(sessions, authenticator, tariff), prefix=api, responses=_ERRORS)
+    app.include_router(_router(sessions, authenticator, tariff, choose_card), prefix=api, responses=_ERRORS)
     return app
 
 
@@ -62,7 +69,7 @@ _ERRORS: dict[int | str, dict[str, object]] = {
 }
 
 
-def _router(sessions: SessionService, authenticator: Authenticator, tariff: Tariff) -> APIRouter:
+def _router(sessions: SessionService, authenticator: Authenticator, tariff: Tariff, choose_card: bool) -> APIRouter:
     router = APIRouter()
 
     async def principal(authorization: Annotated[str | None, Header()] = None) -> Principal:
@@ -90,7 +97,7 @@ def _router(sessions: SessionService, authenticator: Authenticator, tariff: Tari
         """The shares that exist here, and which of them could be started now."""
         if not caller.may("read"):
             raise NotAllowed("Your token lacks the scope custom:gpuspawner:read.")
-        return views.offers(sessions.fleet, tariff)
+        return views.offers(sessions.fleet, tariff, choose_card)
 
     @router.get("/sessions")
     def list_sessions(
@@ -110,7 +117,9 @@ def _router(sessions: SessionService, authenticator: Authenticator, tariff: Tari
         if not caller.hub:
             raise NotAllowed("Only the hub starts sessions. Start a server in JupyterHub.")
         share = _share(body.share, body.model)
-        row, launch, new = sessions.start(body.user, body.server, share, actor="hub")
+        if body.card is not None:
+            _check_card(body.card, share, choose_card)
+        row, launch, new = sessions.start(body.user, body.server, share, actor="hub", card=body.card)
         response.status_code = 201 if new else 200
         return schemas.Started(
             session=shown(row),
@@ -172,6 +181,13 @@ def _share(share: object, model: object = None) -> GPUShare:
     if parsed.model not in (None, model):
         raise InvalidInput("model: the share names another model.", field="model", given=model, allowed=parsed.model)
     return GPUShare(parsed.eighths, model)
+
+
+def _check_card(card: str, share: GPUShare, allowed: bool) -> None:
+    if not allowed:
+        raise InvalidInput("card: the exact card cannot be chosen here.", field="card", given=card, allowed="none")
+    if share.cards != 1:
+        raise InvalidInput("card: only a share of one card may name it.", field="card", given=card, allowed="none")
 
 
 class Refusal(JSONResponse):

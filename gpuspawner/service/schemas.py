@@ -23,6 +23,7 @@ class SessionRequest(Strict):
     server: StrictStr = Field(default="", max_length=255)
     share: Any
     model: Any = None
+    card: StrictStr | None = Field(default=None, max_length=96, description="uuid, where cards may be chosen")
 
 
 class ResizeRequest(Strict):
@@ -44,7 +45,18 @@ class Offer(BaseModel):
     available: bool
     free_places: int = Field(description="how many sessions could start with it now")
     reason: str | None = Field(description="why it is not available")
+    expected_wait_seconds: int | None = Field(description="until it is available; null where nobody knows")
     default: bool
+
+
+class FreeCard(BaseModel):
+    """A card that a start may name, and what is free of it."""
+
+    uuid: str
+    index: int
+    name: str
+    model: str
+    free_eighths: int
 
 
 class Offers(BaseModel):
@@ -54,6 +66,7 @@ class Offers(BaseModel):
     grade: Grade
     currency: str
     offers: list[Offer]
+    cards: list[FreeCard] | None = Field(description="null where nobody may choose the exact card")
 
 
 class CardInfo(BaseModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import secrets
 import threading
@@ -32,8 +33,11 @@ class SessionService:
         self._ends: dict[str, tuple[str, str]] = {}
         self._reconcile()
 
-    def start(self, user: str, server: str, share: GPUShare, actor: str) -> tuple[SessionRow, Launch, bool]:
-        """Start a session for a user's server; the last value says whether it is new.
+    def start(
+        self, user: str, server: str, share: GPUShare, actor: str, card: str | None = None
+    ) -> tuple[SessionRow, Launch, bool]:
+        """Start a session for a user's server, on the card of uuid `card` if one is named; the last value says
+        whether it is new.
 
         The same request gives the same session as long as no process of it runs. One whose processes do run
         is unknown to the hub that asks again (it was killed before it could note it), and is ended first.
@@ -42,12 +46,13 @@ class SessionService:
             old = self.store.live(user, server)
             if old is not None:
                 same = old.share == share.amount and (share.model is None or share.model == old.model)
+                same = same and (card is None or card in json.loads(old.cards))
                 if same and not self.fleet.alive(old.id):
                     with contextlib.suppress(NotFound):  # it is being ended in this moment
                         return old, self.fleet.launch(old.id), False
                 self._end_and_wait(old.id, actor)
             session = f"s-{secrets.token_hex(6)}"
-            grant, launch = self.fleet.start(session, user, share)
+            grant, launch = self.fleet.start(session, user, share, card)
             try:
                 row = self.store.started(grant, user, server, share, actor)
             except Exception:
@@ -64,11 +69,13 @@ class SessionService:
             row = self.store.session(session)
             if row is None or row.state not in LIVE:
                 raise NotFound("This session has ended.")
-            if share.cards > 1:
+            if share.cards != 1:
                 raise share_error(str(share), allowed="1/8, 1/4, 1/2 or 1 for a session that runs")
             if share.model is not None and share.model not in (row.model, row.model.partition("-")[0]):
                 raise Conflict(f"This session runs on a card of model {row.model}, which cannot change.")
             before = GPUShare.parse(row.share)
+            if not before.cards:
+                raise Conflict("This session was started without a card. Start the server anew to choose one.")
             if before.cards > 1:
                 raise Conflict("A session with several cards holds them whole; it cannot be resized while it runs.")
             self.fleet.resize(session, share.eighths)

@@ -81,7 +81,7 @@ class Store:
             server=server,
             state="starting",
             share=share.amount,
-            model=grant.cards[0].model,
+            model=grant.cards[0].model if grant.cards else "",
             cards=json.dumps([card.uuid for card in grant.cards]),
             created_ms=at,
         )

@@ -33,7 +33,9 @@ class Tariff:
     default: int = 2_000_000
 
     def price_micros(self, share: GPUShare, model: str) -> int:
-        """Price per hour of `share` of a card of `model`."""
+        """Price per hour of `share` of a card of `model`. Where it has no card, there is nothing to charge."""
+        if not share.cards:
+            return 0
         whole = self.whole_card.get(model, self.whole_card.get(model.partition("-")[0], self.default))
         if share.eighths >= EIGHTHS_PER_CARD:
             return whole * share.cards

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from datetime import UTC, datetime
 
 from gpuspawner.card import Card
@@ -12,7 +13,7 @@ from gpuspawner.service import schemas
 from gpuspawner.service.store import LIVE
 from gpuspawner.service.tables import LedgerRow, SessionRow
 from gpuspawner.service.tariff import Tariff, money
-from gpuspawner.share import EIGHTHS_PER_CARD, FRACTIONS, GPUShare, eighths_text
+from gpuspawner.share import EIGHTHS_PER_CARD, FRACTIONS, MAX_CARDS, GPUShare, eighths_text
 
 DEFAULT_SHARE = GPUShare(2)
 
@@ -22,18 +23,20 @@ def iso(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def offers(fleet: Fleet, tariff: Tariff) -> schemas.Offers:
-    """All shares of all models that the fleet has now."""
+def offers(fleet: Fleet, tariff: Tariff, choose_card: bool = False) -> schemas.Offers:
+    """All shares of all models that the fleet has now, and its cards where one may be chosen."""
     by_model: dict[str, list[CardState]] = {}
     states = fleet.cards()
     for state in states:
         by_model.setdefault(state.card.model, []).append(state)
     found = []
     for model, cards in sorted(by_model.items()):
-        several = [EIGHTHS_PER_CARD * count for count in range(2, len(cards) + 1)]
+        several = [EIGHTHS_PER_CARD * count for count in range(2, min(len(cards), MAX_CARDS) + 1)]
+        free_of_each = Counter(state.free_eighths for state in cards)
+        memory = min(state.card.memory_bytes for state in cards)
         for eighths in (*FRACTIONS, *several):
             share = GPUShare(eighths)
-            free = places(share, cards)
+            free = places(share, free_of_each)
             found.append(
                 schemas.Offer(
                     share=share.amount,
@@ -41,11 +44,13 @@ def offers(fleet: Fleet, tariff: Tariff) -> schemas.Offers:
                     model_name=cards[0].card.name,
                     eighths=eighths,
                     cards=share.cards,
-                    memory_bytes=share.memory_bytes(min(state.card.memory_bytes for state in cards)),
+                    memory_bytes=share.memory_bytes(memory),
                     price_per_hour=tariff.price(share, model),
                     available=free > 0,
                     free_places=free,
                     reason=None if free else no_room_reason(share, cards),
+                    # what others hold may go on for as long as they like; only a queue could tell
+                    expected_wait_seconds=0 if free else None,
                     default=False,
                 )
             )
@@ -58,6 +63,14 @@ def offers(fleet: Fleet, tariff: Tariff) -> schemas.Offers:
         grade=fleet.grade,
         currency=tariff.currency,
         offers=found,
+        cards=[_free_card(state) for state in states] if choose_card else None,
+    )
+
+
+def _free_card(state: CardState) -> schemas.FreeCard:
+    card = state.card
+    return schemas.FreeCard(
+        uuid=card.uuid, index=card.index, name=card.name, model=card.model, free_eighths=state.free_eighths
     )
 
 

@@ -246,3 +246,66 @@ def test_names_in_any_script_get_homes_of_their_own(node: Machine) -> None:
         homes.add(answer.json()["launch"]["home"])
     assert len(homes) == 6
     assert {str(Path(home).parent) for home in homes} == {str(node.state / "users")}
+
+
+def test_a_session_without_a_card_sees_none(node: Machine) -> None:
+    answer = node.api.post("/sessions", json={"user": "cpu", "share": "none"})
+    assert answer.status_code == 201, answer.text
+    session, launch = answer.json()["session"], answer.json()["launch"]
+    assert (session["share"], session["eighths"], session["cards"], session["model"]) == ("none", 0, [], "")
+    assert (session["memory_bytes"], session["memory_used_bytes"], session["price_per_hour"]) == (0, 0, "0.00")
+    assert (session["resizable"], session["options"]) == (False, [])
+    assert launch["env"]["CUDA_VISIBLE_DEVICES"] == ""
+    program = SessionProgram(launch)
+    node.programs.append(program)
+    program("import pynvml; from cuda.bindings import driver")
+    assert program("(pynvml.nvmlInit(), pynvml.nvmlDeviceGetCount())[1]") == 0
+    assert program("driver.cuInit(0)[0].name") == "CUDA_ERROR_NO_DEVICE"
+    # who unsets the variable sees that cards exist, and may use nothing of them
+    program("import os; del os.environ['CUDA_VISIBLE_DEVICES']")
+    program("del driver; import subprocess, sys")
+    source = (
+        "from cuda.bindings import driver as d; d.cuInit(0); "
+        "e, c = d.cuDevicePrimaryCtxRetain(d.cuDeviceGet(0)[1]); d.cuCtxSetCurrent(c); "
+        "print(e.name, d.cuMemAlloc(1)[0].name)"
+    )
+    said = program(f"subprocess.run([sys.executable, '-c', {source!r}], capture_output=True, text=True).stdout")
+    assert "CUDA_SUCCESS" not in said.split()[1:], said
+    assert node.free_eighths() == 16
+    for share in ("1/8", "none"):
+        refused = node.api.patch(f"/sessions/{session['id']}", json={"share": share})
+        assert refused.status_code in (409, 422), refused.text
+    until(lambda: node.api.get(f"/sessions/{session['id']}").json()["state"] == "running", what="it to run")
+    node.kill_service()
+    node.start_service()
+    assert node.api.get(f"/sessions/{session['id']}").json()["state"] == "running"
+    node.api.delete(f"/sessions/{session['id']}")
+    until(lambda: node.api.get(f"/sessions/{session['id']}").json()["state"] == "ended", what="it to end")
+    rows = node.api.get("/events", params={"session": session["id"]}).json()["events"]
+    assert [(row["kind"], row["eighths"], row["price_per_hour"]) for row in rows] == [
+        ("free", 0, "0.00"),
+        ("end", 0, "0.00"),
+        ("start", 0, "0.00"),
+    ]
+
+
+def test_an_exact_card_is_refused_unless_it_may_be_chosen(tmp_path: Path) -> None:
+    (tmp_path / "node").mkdir()
+    with machine(tmp_path / "node", env={"GPUSPAWNER_CHOOSE_CARD": "yes"}) as node:
+        cards = node.api.get("/offers").json()["cards"]
+        assert [(card["index"], card["free_eighths"]) for card in cards] == [(0, 8), (1, 8)]
+        asked = {"user": "ann", "share": "1/8", "card": cards[1]["uuid"]}
+        session = node.api.post("/sessions", json=asked).json()["session"]
+        assert [card["uuid"] for card in session["cards"]] == [cards[1]["uuid"]]
+        assert [card["free_eighths"] for card in node.api.get("/offers").json()["cards"]] == [8, 7]
+        several = node.api.post("/sessions", json={**asked, "user": "bob", "share": "2"})
+        assert (several.status_code, several.json()["error"]["field"]) == (422, "card")
+        unknown = node.api.post("/sessions", json={**asked, "user": "bob", "card": "GPU-no-such-card"})
+        assert (unknown.status_code, unknown.json()["error"]["field"]) == (404, "card")
+
+
+def test_no_exact_card_by_default(node: Machine) -> None:
+    assert node.api.get("/offers").json()["cards"] is None
+    refused = node.api.post("/sessions", json={"user": "ann", "share": "1/8", "card": "GPU-1"})
+    assert (refused.status_code, refused.json()["error"]["field"]) == (422, "card")
+    assert node.free_eighths() == 16

@@ -109,7 +109,8 @@ class SessionProgram:
 class Machine:
     """The machine. `api` speaks to its service as the hub."""
 
-    def __init__(self, state: Path, cards: str, prefix: Sequence[str] = ()) -> None:
+    def __init__(self, state: Path, cards: str, prefix: Sequence[str] = (), env: dict[str, str] | None = None) -> None:
+        self.more_env = env or {}
         self.state = state
         self.prefix = prefix
         self.cards = SimulatedCards(cards)
@@ -131,6 +132,7 @@ class Machine:
             **self.cards.env(),
             "GPUSPAWNER_STATE": str(self.state),
             "GPUSPAWNER_PORT": str(self.port),
+            **self.more_env,
         }
 
     def start_service(self) -> None:
@@ -185,9 +187,11 @@ class Machine:
 
 
 @contextmanager
-def machine(state: Path, cards: str = "2*h100-80gb", prefix: Sequence[str] = ()) -> Iterator[Machine]:
+def machine(
+    state: Path, cards: str = "2*h100-80gb", prefix: Sequence[str] = (), env: dict[str, str] | None = None
+) -> Iterator[Machine]:
     """A machine with the service running, ended with everything on it. `prefix` goes before the service's command."""
-    made = Machine(state, cards, prefix)
+    made = Machine(state, cards, prefix, env)
     try:
         made.cards.__enter__()
         made.start_service()

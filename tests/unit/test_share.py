@@ -33,6 +33,7 @@ def test_shares_of_a_card_never_exceed_it(share: GPUShare, card_bytes: int) -> N
 @pytest.mark.parametrize(
     ("text", "eighths", "cards", "model"),
     [
+        ("none", 0, 0, None),
         ("1/8", 1, 1, None),
         ("1/4", 2, 1, None),
         ("1/2", 4, 1, None),
@@ -51,7 +52,7 @@ BAD = [
     True, False, None, 0, 1, 0.5, float("nan"), float("inf"), [], ["1/8"], {"share": "1/8"}, b"1/8",
     "", " ", "1/8 ", " 1/8", "0", "-1/8", "+1/8", "1/3", "3/8", "9/8", "2/8", "1e999", "nan", "0.25", "01",
     "1/8\n", "1\u20448", "\u0661/8",
-    "65", "999", "1/4:a100", ":1/4", "a100:", "A100:1/4", "a100::1/4", "x" * 10_000_000, "1/0", "½",
+    "65", "999", "None", "1/4:a100", ":1/4", "a100:", "A100:1/4", "a100::1/4", "x" * 10_000_000, "1/0", "½",
 ]  # fmt: skip
 
 
@@ -74,7 +75,7 @@ def test_any_input_is_a_share_or_a_share_error(value: object) -> None:
     assert str(share) == value
 
 
-@pytest.mark.parametrize("eighths", [0, -1, 3, 5, 9, 8 * (MAX_CARDS + 1), True, 1.0, "1"])
+@pytest.mark.parametrize("eighths", [-1, 3, 5, 9, 8 * (MAX_CARDS + 1), True, 1.0, "1"])
 def test_no_other_numbers_of_eighths(eighths: object) -> None:
     with pytest.raises(ShareError):
         GPUShare(eighths)  # type: ignore[arg-type]

@@ -1,5 +1,7 @@
 """Which cards a share goes to."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,8 +62,23 @@ def test_placed_exactly_when_there_is_a_place_and_only_where_it_fits(eighths: in
     try:
         taken = place(share, states)
     except NoRoom:
-        assert places(share, states) == 0
+        assert places(share, Counter(free)) == 0
     else:
-        assert places(share, states) > 0
+        assert places(share, Counter(free)) > 0
         assert len(set(taken)) == share.cards
         assert all(left[uuid] >= share.eighths_per_card for uuid in taken)
+
+
+def test_a_named_card_is_taken_or_refused() -> None:
+    states = cards(8, 1, 4)
+    name = states[0].card.uuid
+    assert place(GPUShare(1), states, name) == (name,)
+    with pytest.raises(NoRoom, match="1/8"):
+        place(GPUShare(2), states, states[1].card.uuid)
+    with pytest.raises(NotFound, match="uuid") as refused:
+        place(GPUShare(1), states, "GPU-no-such-card")
+    assert refused.value.field == "card"
+
+
+def test_no_card_needs_no_card() -> None:
+    assert place(GPUShare(0), []) == ()
