@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import struct
 import subprocess
@@ -39,6 +40,25 @@ def test_the_shim_needs_libc_and_the_driver_and_exports_only_the_drivers_names(
     names = _exports(library)
     assert names
     assert all(name.startswith(prefix) for name in names)
+
+
+@pytest.mark.parametrize(
+    "file", [build.SHIM_CUDA, build.SHIM_NVML, build.HOST_CUDA, build.HOST_NVML, build.LAUNCHER], ids=lambda f: f.name
+)
+def test_it_runs_with_glibc_2_31(file: Path) -> None:
+    """No symbol is asked for that glibc got later, and what was in libdl then is looked for there."""
+    header = subprocess.run(["readelf", "-lW", file], capture_output=True, text=True, check=True).stdout
+    if file == build.LAUNCHER and "INTERP" not in header:
+        return  # linked statically
+    if file == build.LAUNCHER:
+        pytest.skip(
+            "this machine has no static glibc to link the launcher with, so it needs the glibc it was built with"
+        )
+    text = subprocess.run(["objdump", "-T", file], capture_output=True, text=True, check=True).stdout
+    wanted = re.findall(r"\*UND\*.*GLIBC_(\d+)\.(\d+)\S*\s+(\S+)", text)
+    assert {"dlopen", "statx"} <= {name for _, _, name in wanted}
+    assert [entry for entry in wanted if (int(entry[0]), int(entry[1])) > (2, 31)] == []
+    assert "libdl.so.2" in _needed(file)
 
 
 def test_no_code_of_ours_runs_when_the_shim_is_loaded() -> None:

@@ -22,7 +22,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -35,8 +34,7 @@ static struct abi_usage_file *_Atomic file;
 static _Atomic int slot = -1;
 static uint64_t identity;
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_mutex_t card_locks[ABI_CARDS]; /* between the threads of this process */
-static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t card_locks[ABI_CARDS] = {[0 ... ABI_CARDS - 1] = PTHREAD_MUTEX_INITIALIZER}; /* between threads */
 
 static const char *path(void) { return path_of("GPUSPAWNER_USAGE", DEFAULT_PATH); }
 
@@ -47,26 +45,15 @@ static bool refuse(const char *why)
     return false;
 }
 
-static void init_locks(void)
-{
-    for (int i = 0; i < ABI_CARDS; i++)
-        pthread_mutex_init(&card_locks[i], NULL);
-}
-
 /* A child made by fork() has none of its parent's memory on the card: it starts without a slot. */
 static void after_fork(void)
 {
     limits_after_fork();
     shim_after_fork();
     pthread_mutex_init(&attach_lock, NULL);
-    init_locks();
+    for (int i = 0; i < ABI_CARDS; i++)
+        pthread_mutex_init(&card_locks[i], NULL);
     atomic_store_explicit(&slot, -1, memory_order_relaxed);
-}
-
-static void register_fork(void)
-{
-    init_locks();
-    pthread_atfork(NULL, NULL, after_fork);
 }
 
 struct life {
@@ -161,17 +148,18 @@ static struct abi_usage_file *map_file(void)
     struct abi_usage_file *usage = atomic_load_explicit(&file, memory_order_acquire);
     if (usage != NULL)
         return usage;
-    pthread_once(&fork_once, register_fork);
     pthread_mutex_lock(&attach_lock);
+    static bool registered;
+    if (!registered)
+        registered = pthread_atfork(NULL, NULL, after_fork) == 0;
     usage = atomic_load_explicit(&file, memory_order_acquire);
     int fd = usage == NULL ? open(path(), O_RDWR | O_CLOEXEC | O_NOFOLLOW) : -1;
     if (usage == NULL && fd < 0) {
         refuse(strerror(errno));
     } else if (usage == NULL) {
-        struct stat status;
         void *view = MAP_FAILED;
         const char *problem;
-        if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == ABI_USAGE_SIZE)
+        if (is_file_of(fd, ABI_USAGE_SIZE))
             view = mmap(NULL, ABI_USAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         if (view == MAP_FAILED) {
             refuse("not a file of 471040 bytes");

@@ -1,9 +1,11 @@
 #include "common.h"
 
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 const char *path_of(const char *variable, const char *fixed)
@@ -15,6 +17,14 @@ const char *path_of(const char *variable, const char *fixed)
     (void)variable;
     return fixed;
 #endif
+}
+
+/* By statx, since fstat is a symbol only from glibc 2.33 on. */
+bool is_file_of(int fd, uint64_t size)
+{
+    struct statx status;
+    return statx(fd, "", AT_EMPTY_PATH, STATX_TYPE | STATX_SIZE, &status) == 0 && S_ISREG(status.stx_mode) &&
+           status.stx_size == size;
 }
 
 void say_once(atomic_flag *flag, const char *format, ...)

@@ -17,6 +17,9 @@ void shim_after_fork(void);
  * the host flavour, which holds nobody who does not want to be held, is told by the environment. */
 const char *path_of(const char *variable, const char *fixed);
 
+/* Whether the descriptor is of a plain file of this size. */
+bool is_file_of(int fd, uint64_t size);
+
 /* One line on stderr, and only the first time for each `flag`. */
 __attribute__((format(printf, 2, 3))) void say_once(atomic_flag *flag, const char *format, ...);
 

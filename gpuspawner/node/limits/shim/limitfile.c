@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define DEFAULT_PATH "/run/gpuspawner/limits/limit"
@@ -53,9 +52,8 @@ static bool map_file(void)
         refuse(strerror(errno));
         return false;
     }
-    struct stat status;
     void *view = MAP_FAILED;
-    bool right = fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == ABI_LIMIT_SIZE;
+    bool right = is_file_of(fd, ABI_LIMIT_SIZE);
     if (right)
         view = mmap(NULL, ABI_LIMIT_SIZE, PROT_READ, MAP_SHARED, fd, 0);
     close(fd);
