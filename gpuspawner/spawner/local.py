@@ -23,6 +23,7 @@ from gpuspawner.spawner import form, home
 from gpuspawner.spawner.client import Json, ServiceClient
 from gpuspawner.spawner.errors import Refused
 from gpuspawner.spawner.options import Choice, options_from_form, read_options
+from gpuspawner.spawner.ready import until_listening
 from gpuspawner.spawner.words import model_words, profile_words, size_words
 
 State = dict[str, Any]
@@ -181,13 +182,27 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
             self._step(40, f"Chosen: {session['share']} of {_card_names(session)}.")
             await asyncio.to_thread(home.prepare, Path(launch["home"]), launch["uid"], launch["gid"])
             address: tuple[str, int] = self._launch(launch)
+            self._step(60, f"The server is starting on {_card_names(session)}.")
+            await self._up(*address)
         except BaseException:
             await self._undo_start()
             raise
         self.choice = self.wanted
         self._remember({**self.choice.options, "profile": profile_words(session)})
-        self._step(60, f"The server is starting on {_card_names(session)}.")
         return address
+
+    async def _up(self, host: str, port: int) -> None:
+        """Wait for the server, so that JupyterHub's first look finds it; JupyterHub's own looks get seconds apart,
+        and miss a server that has ended. One that is slow is left to them. Raises Refused (500)."""
+        if await until_listening(host, port, self._runs, self.http_timeout):
+            return
+        status = self.proc.poll()
+        if status is not None:
+            told = f"by signal {-status}" if status < 0 else f"with status {status}"
+            raise Refused(500, f"Your server ended {told} while it was starting. Its share was given back.")
+
+    def _runs(self) -> bool:
+        return self.proc.poll() is None
 
     async def _obtain_session(self) -> tuple[Json, Json]:
         share = self.wanted.share or await self._default_choice()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from typing import Any
 
 import pytest
 from support.common import until
 from support.hub import Hub
+
+from gpuspawner.node.limits.processes import read_alive
 
 pytestmark = [pytest.mark.hub, pytest.mark.timeout(300)]
 
@@ -167,6 +171,21 @@ def test_a_cancelled_start_leaves_nothing(hub: Hub) -> None:
         assert hub.free_eighths() == 16
         kim.start({"share": "1/8"})
         kim.stop()
+
+
+def test_a_server_that_ends_while_it_starts_is_told_at_once_and_leaves_nothing(hub: Hub) -> None:
+    with hub.user("jon") as jon:
+        assert jon.submit({"share": "1/2"}).status_code == 302
+        folder = hub.stack.state / "node" / "sessions" / until(jon.sessions, what="a session")[0]["id"]
+        alive = until(lambda: read_alive(folder), what="its processes")
+        os.kill(alive.child, signal.SIGKILL)
+        with jon.browser.stream("GET", "/hub/api/users/jon/server/progress", timeout=120) as events:
+            told = [line for line in events.iter_lines() if line.startswith("data:")]
+        assert "Your server ended with status 137 while it was starting" in told[-1]
+        assert '"failed": true' in told[-1]
+        until(lambda: hub.free_eighths() == 16, what="the share to come back")
+        jon.start({"share": "1/8"})
+        jon.stop()
 
 
 def test_progress_tells_the_card(hub: Hub) -> None:
