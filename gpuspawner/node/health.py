@@ -5,10 +5,10 @@ Thresholds and their sources:
 - *Temperatures*: the card's own, as its driver reports them (`nvmlDeviceGetTemperatureThreshold`: shutdown, slowdown,
   highest for memory). There are no numbers of ours, since they differ by board.
 - *XID codes*: NVIDIA, "XID Errors" (docs.nvidia.com/deploy/xid-errors), which names the resolution for each. After
-  `FATAL_XIDS` it asks for a reset, a reboot or another board; `WARNING_XIDS` are those of memory that the card has dealt
-  with by itself. All others (13, 31, 43, 45, ...) are faults of the program and say nothing about the card.
-- *Remapped rows and retired pages*: NVIDIA, "GPU Memory Error Management" (docs.nvidia.com/deploy): a row that could not
-  be remapped is a reason to replace the board, a pending one asks for a reset.
+  `FATAL_XIDS` it asks for a reset, a reboot or another board; `WARNING_XIDS` are those of memory that the card has
+  dealt with by itself. All others (13, 31, 43, 45, ...) are faults of the program and say nothing about the card.
+- *Remapped rows and retired pages*: NVIDIA, "GPU Memory Error Management" (docs.nvidia.com/deploy): a row that could
+  not be remapped is a reason to replace the board, a pending one asks for a reset.
 - *Clocks*: those bits of `NVML_CLOCKS_EVENT_REASON_*` in nvml.h that mean protection: hardware, heat, power brake.
 """
 

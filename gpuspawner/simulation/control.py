@@ -33,6 +33,7 @@ METRICS = (
     "processes",
     "memory",
     "xid",
+    "memory-limits",
 )
 
 

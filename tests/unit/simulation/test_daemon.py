@@ -16,6 +16,7 @@ from gpuspawner.simulation.build import DAEMON, build
 
 MAGIC = 0x4D495347
 CONTEXT = 64 << 20
+VERSION = 2
 
 
 def connect(cards):
@@ -39,7 +40,7 @@ def request(op, card=0, size=0, value=0, magic=MAGIC):
         os.urandom(60000),
         request(4, 0, 1),  # an allocation without a greeting
         request(1, value=1, magic=1),
-        request(1, value=1) + b"more",
+        request(1, value=VERSION) + b"more",
     ],
 )
 def test_garbage_ends_its_sender_only(one, cards, garbage):
@@ -51,7 +52,7 @@ def test_garbage_ends_its_sender_only(one, cards, garbage):
 
 
 def greet(raw):
-    raw.send(request(1, value=1))
+    raw.send(request(1, value=VERSION))
     reply, descriptors, _, _ = socket.recv_fds(raw, 100, 1)
     assert struct.unpack("=IiQ", reply)[:2] == (MAGIC, 0)
     for descriptor in descriptors:
@@ -116,7 +117,7 @@ def test_the_page_cannot_be_written_by_clients(one, cards):
     import mmap
 
     with connect(cards) as raw:
-        raw.send(request(1, value=1))
+        raw.send(request(1, value=VERSION))
         _, descriptors, _, _ = socket.recv_fds(raw, 100, 1)
         size = os.fstat(descriptors[0]).st_size
         with pytest.raises(OSError, match=r"ermission|not permitted"):
@@ -135,7 +136,7 @@ os.setgid(65534); os.setuid(65534)
 raw.connect({str(cards.socket)!r})
 raw.send(struct.pack("=4I2Q", {MAGIC}, 8, 0, 0, 0, 0) + b"quit")
 print(raw.recv(1000)[16:].decode())
-raw.send(struct.pack("=4I2Q", {MAGIC}, 1, 0, 0, 0, 1))
+raw.send(struct.pack("=4I2Q", {MAGIC}, 1, 0, 0, 0, {VERSION}))
 print(struct.unpack("=IiQ", raw.recv(1000))[1])
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split("\n")

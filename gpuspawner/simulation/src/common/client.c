@@ -33,22 +33,26 @@ static void after_fork_child(void) {
     pthread_mutex_init(&lock, NULL);
 }
 
-static int exchange(const struct sim_request *request, struct sim_reply *reply, int *fd) {
+static int exchange(const struct sim_request *request, const char *text, struct sim_reply *reply, void *more,
+                    size_t more_size, int *fd) {
     union {
         char bytes[CMSG_SPACE(sizeof(int))];
         struct cmsghdr align;
     } control = {0};
-    struct iovec part = {reply, sizeof *reply};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes,
+    struct iovec out[2] = {{(void *)(uintptr_t)request, sizeof *request},
+                           {(void *)(uintptr_t)text, text ? strlen(text) : 0}};
+    struct msghdr asked = {.msg_iov = out, .msg_iovlen = 2};
+    struct iovec parts[2] = {{reply, sizeof *reply}, {more, more_size}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = more ? 2 : 1, .msg_control = control.bytes,
                              .msg_controllen = sizeof control.bytes};
     ssize_t size;
     if (fd) *fd = -1;
-    do size = send(connection, request, sizeof *request, MSG_NOSIGNAL);
+    do size = sendmsg(connection, &asked, MSG_NOSIGNAL);
     while (size < 0 && errno == EINTR);
-    if (size != sizeof *request) return SIM_GONE;
+    if (size != (ssize_t)(sizeof *request + out[1].iov_len)) return SIM_GONE;
     do size = recvmsg(connection, &message, MSG_CMSG_CLOEXEC);
     while (size < 0 && errno == EINTR);
-    if (size != sizeof *reply || reply->magic != SIM_MAGIC) return SIM_GONE;
+    if (size != (ssize_t)(sizeof *reply + more_size) || reply->magic != SIM_MAGIC) return SIM_GONE;
     struct cmsghdr *header = CMSG_FIRSTHDR(&message);
     if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
         int got;
@@ -73,7 +77,7 @@ static int connect_locked(void) {
     while (failed && errno == EINTR);
     struct sim_request hello = {.magic = SIM_MAGIC, .op = SIM_HELLO, .value = SIM_VERSION};
     struct sim_reply reply;
-    if (failed || exchange(&hello, &reply, &fd) != SIM_OK || fd < 0 || reply.value != sizeof *page) goto gone;
+    if (failed || exchange(&hello, NULL, &reply, NULL, 0, &fd) != SIM_OK || fd < 0 || reply.value != sizeof *page) goto gone;
     const struct sim_page *mapped = mmap(NULL, sizeof *page, PROT_READ, MAP_SHARED, fd, 0);
     close(fd);
     fd = -1;
@@ -106,10 +110,32 @@ int sim_call(enum sim_op op, unsigned card, uint64_t bytes, uint64_t *value, int
     struct sim_request request = {.magic = SIM_MAGIC, .op = op, .card = card, .bytes = bytes};
     struct sim_reply reply = {0};
     pthread_mutex_lock(&lock);
-    int status = connection < 0 ? SIM_GONE : exchange(&request, &reply, fd);
+    int status = connection < 0 ? SIM_GONE : exchange(&request, NULL, &reply, NULL, 0, fd);
     if (status == SIM_GONE) close_locked();
     pthread_mutex_unlock(&lock);
     if (value) *value = reply.value;
+    return status;
+}
+
+int sim_get_limits(unsigned card, const char *cgroup, struct sim_limits *limits) {
+    struct sim_request request = {
+        .magic = SIM_MAGIC, .op = cgroup ? SIM_GET_LIMITS : SIM_OWN_LIMITS, .card = card};
+    struct sim_reply reply = {0};
+    pthread_mutex_lock(&lock);
+    int status = connection < 0 ? SIM_GONE : exchange(&request, cgroup, &reply, limits, sizeof *limits, NULL);
+    if (status == SIM_GONE) close_locked();
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+int sim_set_limits(unsigned card, const char *cgroup, uint64_t soft, uint64_t hard) {
+    struct sim_request request = {
+        .magic = SIM_MAGIC, .op = SIM_SET_LIMITS, .card = card, .bytes = soft, .value = hard};
+    struct sim_reply reply = {0};
+    pthread_mutex_lock(&lock);
+    int status = connection < 0 ? SIM_GONE : exchange(&request, cgroup, &reply, NULL, 0, NULL);
+    if (status == SIM_GONE) close_locked();
+    pthread_mutex_unlock(&lock);
     return status;
 }
 

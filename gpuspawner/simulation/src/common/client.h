@@ -13,6 +13,9 @@ int sim_connect(void);
 const struct sim_page *sim_page(void);
 /* One round trip. *fd gets a descriptor that came along, else -1; fd and value may be NULL. */
 int sim_call(enum sim_op op, unsigned card, uint64_t bytes, uint64_t *value, int *fd);
+/* What the processes of a cgroup may hold of a card; `cgroup` NULL: the caller's own. */
+int sim_get_limits(unsigned card, const char *cgroup, struct sim_limits *limits);
+int sim_set_limits(unsigned card, const char *cgroup, uint64_t soft, uint64_t hard);
 /* A message without an answer. */
 void sim_post(enum sim_op op, unsigned card);
 /* Whether the daemon is still there (a system call, no round trip). */

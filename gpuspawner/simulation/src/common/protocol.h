@@ -10,10 +10,14 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x4d495347u /* "GSIM" */
-#define SIM_VERSION 1u
+#define SIM_VERSION 2u
 #define SIM_DEFAULT_SOCKET "/run/gpuspawner/simulation.sock"
 
 #define SIM_MAX_CARDS 16
+/* MIG slices stand behind the cards, in places of their own, and are used as cards are. */
+#define SIM_MAX_SLICES 48
+#define SIM_MAX_PLACES (SIM_MAX_CARDS + SIM_MAX_SLICES)
+#define SIM_NO_LIMIT UINT64_MAX
 #define SIM_MAX_PROCESSES 2048
 #define SIM_MAX_LINKS 18
 #define SIM_XID_RING 256
@@ -36,6 +40,13 @@ enum sim_op {
     SIM_CHANNEL = 6, /* card; reply carries the descriptor of a struct sim_channel (timed mode only) */
     SIM_DOORBELL = 7, /* card; no reply */
     SIM_CONTROL = 8,  /* followed by text; reply: header followed by text */
+    SIM_SET_LIMITS = 9,  /* card, bytes: soft, value: hard; followed by a cgroup's path */
+    SIM_GET_LIMITS = 10, /* card; followed by a cgroup's path; reply followed by a struct sim_limits */
+    SIM_OWN_LIMITS = 11, /* card; the same for the caller's own cgroup */
+    SIM_MIG_MODE = 12,   /* card, bytes: 0 or 1 */
+    SIM_MIG_CREATE = 13, /* card, bytes: profile id, start in the upper half or SIM_ANY_START; value: the slice's place */
+    SIM_MIG_DESTROY = 14, /* card: the slice's place */
+    SIM_MIG_COMPUTE = 15, /* card: the slice's place, bytes: 0 or 1, whether it is to have its compute instance */
 };
 
 enum sim_status {
@@ -46,6 +57,10 @@ enum sim_status {
     SIM_DENIED = 4,
     SIM_FULL = 5,
     SIM_NOT_TIMED = 6,
+    SIM_NOT_SUPPORTED = 8,
+    SIM_NOT_FOUND = 9,
+    SIM_IN_USE = 10,
+    SIM_NO_ROOM = 11,
     SIM_GONE = 7, /* made up by the client: no daemon answers */
 };
 
@@ -58,6 +73,12 @@ struct sim_reply {
     uint32_t magic;
     int32_t status;
     uint64_t value;
+};
+
+#define SIM_ANY_START 0xffffu
+
+struct sim_limits {
+    uint64_t soft, hard, used; /* hard: SIM_NO_LIMIT where none is set */
 };
 
 /* Metrics that a card may lack, as bits of sim_card.unsupported. Names: see metric_names in control.c. */
@@ -74,6 +95,7 @@ enum sim_metric {
     SIM_METRIC_PROCESSES,
     SIM_METRIC_MEMORY,
     SIM_METRIC_XID,
+    SIM_METRIC_LIMITS,
     SIM_METRIC_COUNT
 };
 
@@ -102,6 +124,9 @@ struct sim_card {
     char uuid[48];
     char serial[24];
     uint32_t pci_domain, pci_bus, pci_slot;
+    uint32_t mig_mode;
+    /* Of a slice: whether it is there, its card, what it was made from. */
+    uint32_t slice, parent, profile, gpu_instance, has_compute, start, size;
     /* Changes below are published under sim_page.sequence, but `used` may also be read alone. */
     uint64_t used;
     uint32_t lost;
@@ -128,10 +153,10 @@ struct sim_card {
 struct sim_process {
     uint32_t pid; /* 0: the slot is free */
     uint32_t uid;
-    uint32_t contexts[SIM_MAX_CARDS];
-    uint32_t utilization[SIM_MAX_CARDS];
-    uint64_t used[SIM_MAX_CARDS];
-    uint64_t stamp_us[SIM_MAX_CARDS]; /* wall clock of the utilisation reading */
+    uint32_t contexts[SIM_MAX_PLACES];
+    uint32_t utilization[SIM_MAX_PLACES];
+    uint64_t used[SIM_MAX_PLACES];
+    uint64_t stamp_us[SIM_MAX_PLACES]; /* wall clock of the utilisation reading */
 };
 
 struct sim_xid {
@@ -148,7 +173,8 @@ struct sim_page {
     uint32_t xid_count; /* number of events so far; waiters sleep on it */
     uint64_t started_ns;
     uint64_t kernel_wave_ns;
-    struct sim_card cards[SIM_MAX_CARDS];
+    uint32_t limited; /* how many limits of cgroups are set */
+    struct sim_card cards[SIM_MAX_PLACES];
     struct sim_xid xids[SIM_XID_RING];
     uint32_t process_high; /* slots in use lie below */
     struct sim_process processes[SIM_MAX_PROCESSES];

@@ -12,7 +12,7 @@
 #include "sim.h"
 
 void channels_after_fork(void) {
-    for (int i = 0; i < SIM_MAX_CARDS; i++) driver.channels[i].page = NULL;
+    for (int i = 0; i < SIM_MAX_PLACES; i++) driver.channels[i].page = NULL;
 }
 
 bool channel_open(unsigned card) {

@@ -29,19 +29,31 @@ API cuDeviceGetName(char *name, int size, CUdevice device) {
     return CUDA_SUCCESS;
 }
 
-API cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
-    NEED_DEVICE(device);
-    if (!uuid) return CUDA_ERROR_INVALID_VALUE;
-    const char *text = card_at(device)->uuid + 4;
+static void uuid_bytes(const char *text, CUuuid *uuid) {
+    text += 4; /* "GPU-" or "MIG-" */
     for (int i = 0; i < 16; i++) {
         while (*text == '-') text++;
         char pair[3] = {text[0], text[1], 0};
         uuid->bytes[i] = (char)strtoul(pair, NULL, 16);
         text += 2;
     }
+}
+
+API cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
+    NEED_DEVICE(device);
+    if (!uuid) return CUDA_ERROR_INVALID_VALUE;
+    uuid_bytes(card_at(device)->uuid, uuid);
     return CUDA_SUCCESS;
 }
-ALIAS(cuDeviceGetUuid, cuDeviceGetUuid_v2);
+
+/* The older form knows no MIG devices: it names the card. */
+API cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
+    NEED_DEVICE(device);
+    if (!uuid) return CUDA_ERROR_INVALID_VALUE;
+    const struct sim_card *card = card_at(device);
+    uuid_bytes(card->slice ? driver.page->cards[card->parent].uuid : card->uuid, uuid);
+    return CUDA_SUCCESS;
+}
 
 API cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
     NEED_DEVICE(device);

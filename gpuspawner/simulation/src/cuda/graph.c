@@ -60,7 +60,7 @@ struct graph_exec {
 };
 
 static struct graph_exec *execs;
-static struct { uint64_t spare, high, used_high; } kept[SIM_MAX_CARDS]; /* spare: of graphs that have gone */
+static struct { uint64_t spare, high, used_high; } kept[SIM_MAX_PLACES]; /* spare: of graphs that have gone */
 
 void graphs_after_fork(void) {
     execs = NULL;

@@ -61,11 +61,26 @@ bool object_valid(const void *pointer, enum kind kind) {
 }
 
 /* ---- CUDA_VISIBLE_DEVICES ---- */
+/* The MIG device with this uuid, or for NULL the first of a card that is cut up; -1 if there is none. */
+static int find_slice(const char *uuid, size_t length, unsigned card) {
+    for (int place = SIM_MAX_CARDS; place < SIM_MAX_PLACES; place++) {
+        const struct sim_card *slice = &driver.page->cards[place];
+        if (!slice->has_compute) continue;
+        if (uuid ? length == strlen(slice->uuid) && !strncasecmp(slice->uuid, uuid, length) : slice->parent == card)
+            return place;
+    }
+    return -1;
+}
+
+static bool is_cut(unsigned card) { return driver.page->cards[card].mig_mode; }
+
 static int find_card(const char *word, size_t length) {
+    if (length > 4 && !strncasecmp(word, "MIG-", 4)) return find_slice(word, length, 0);
     if (length && word[0] >= '0' && word[0] <= '9') {
         char *end;
         unsigned long index = strtoul(word, &end, 10);
-        return end == word + length && index < driver.page->card_count ? (int)index : -1;
+        if (end != word + length || index >= driver.page->card_count) return -1;
+        return is_cut((unsigned)index) ? find_slice(NULL, 0, (unsigned)index) : (int)index;
     }
     int found = -1;
     for (unsigned i = 0; length > 4 && i < driver.page->card_count; i++)
@@ -73,7 +88,7 @@ static int find_card(const char *word, size_t length) {
             if (found >= 0) return -1; /* a shortened UUID must be unique */
             found = (int)i;
         }
-    return found;
+    return found >= 0 && is_cut((unsigned)found) ? find_slice(NULL, 0, (unsigned)found) : found;
 }
 
 /* The list ends at the first entry that is no card, as the driver has it; a card named twice hides all. */
@@ -81,7 +96,16 @@ static void find_devices(void) {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     driver.device_count = 0;
     if (!list) {
-        for (unsigned i = 0; i < driver.page->card_count; i++) driver.card_of[driver.device_count++] = i;
+        /* Where a MIG device is there, a program sees that one and nothing else. */
+        for (unsigned i = 0; i < driver.page->card_count; i++) {
+            int slice = is_cut(i) ? find_slice(NULL, 0, i) : -1;
+            if (slice < 0) continue;
+            driver.card_of[0] = (unsigned)slice;
+            driver.device_count = 1;
+            return;
+        }
+        for (unsigned i = 0; i < driver.page->card_count; i++)
+            if (!is_cut(i)) driver.card_of[driver.device_count++] = i;
         return;
     }
     while (*list) {
@@ -96,6 +120,11 @@ static void find_devices(void) {
                 driver.device_count = 0;
                 return;
             }
+        if (card >= SIM_MAX_CARDS) { /* a process uses one MIG device at most, and no card beside it */
+            driver.card_of[0] = (unsigned)card;
+            driver.device_count = 1;
+            return;
+        }
         driver.card_of[driver.device_count++] = (unsigned)card;
         list += length + (list[length] == ',');
     }

@@ -111,6 +111,12 @@ API cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     const struct sim_card *card = card_of(context);
     *total = card->model.memory_bytes;
     *free_bytes = *total - __atomic_load_n(&card->used, __ATOMIC_ACQUIRE);
+    struct sim_limits own;
+    if (driver.page->limited && !sim_get_limits((unsigned)(card - driver.page->cards), NULL, &own) && own.hard < *total) {
+        size_t left = own.used < own.hard ? own.hard - own.used : 0;
+        *total = own.hard; /* within a limited cgroup, its limit is the card */
+        if (left < *free_bytes) *free_bytes = left;
+    }
     return CUDA_SUCCESS;
 }
 

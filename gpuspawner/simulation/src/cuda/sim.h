@@ -193,15 +193,15 @@ struct driver {
     uint32_t generation;
     const struct sim_page *page;
     int device_count;
-    unsigned card_of[SIM_MAX_CARDS];
-    CUcontext primary[SIM_MAX_CARDS], contexts;
-    unsigned primary_flags[SIM_MAX_CARDS];
+    unsigned card_of[SIM_MAX_PLACES];
+    CUcontext primary[SIM_MAX_PLACES], contexts;
+    unsigned primary_flags[SIM_MAX_PLACES];
     struct node *allocations;
     struct arena addresses;
     uint64_t arena_base, arena_size;
     uint64_t next_id;
-    struct pool *default_pool[SIM_MAX_CARDS], *current_pool[SIM_MAX_CARDS], *pools;
-    struct channel channels[SIM_MAX_CARDS];
+    struct pool *default_pool[SIM_MAX_PLACES], *current_pool[SIM_MAX_PLACES], *pools;
+    struct channel channels[SIM_MAX_PLACES];
 };
 extern struct driver driver;
 

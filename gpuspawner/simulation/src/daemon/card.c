@@ -125,12 +125,17 @@ bool cards_create(const char *spec, unsigned node, bool timed, char *error, size
     sim.page->kernel_wave_ns = 10000;
     sim.page->started_ns = now_ns();
     if (!parse_cards(spec, node, error, error_size)) return false;
-    for (unsigned i = 0; i < sim.page->card_count; i++) {
+    for (unsigned i = 0; i < SIM_MAX_PLACES; i++) {
         sim.cards[i].now_ns = sim.cards[i].window_start_ns = now_ns();
-        card_follow_load(i);
+        if (i < sim.page->card_count) card_follow_load(i);
     }
     sim.page->alive = 1;
     return true;
+}
+
+bool place_there(unsigned place) {
+    if (place >= SIM_MAX_PLACES) return false;
+    return place < SIM_MAX_CARDS ? place < sim.page->card_count : sim.page->cards[place].slice;
 }
 
 void card_follow_load(unsigned index) {

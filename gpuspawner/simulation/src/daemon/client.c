@@ -59,6 +59,16 @@ refuse:
     close(fd);
 }
 
+/* Under page_write_begin(). What a slice holds, its card holds too. */
+static void add_used(unsigned place, uint64_t bytes) {
+    struct sim_card *card = &sim.page->cards[place];
+    if (!bytes) return;
+    __atomic_store_n(&card->used, card->used + bytes, __ATOMIC_RELEASE);
+    if (place < SIM_MAX_CARDS) return;
+    struct sim_card *whole = &sim.page->cards[card->parent];
+    __atomic_store_n(&whole->used, whole->used + bytes, __ATOMIC_RELEASE);
+}
+
 /* Give back what it held and close it; the struct itself goes in clients_sweep(). */
 void client_drop(struct client *client) {
     if (client->dead) return;
@@ -67,10 +77,9 @@ void client_drop(struct client *client) {
     if (client->pidfd >= 0) close(client->pidfd);
     timed_forget(client);
     page_write_begin();
-    for (unsigned i = 0; i < sim.page->card_count; i++) {
-        struct sim_card *card = &sim.page->cards[i];
-        __atomic_store_n(&card->used, card->used - client->used[i], __ATOMIC_RELEASE);
-        card->contexts -= client->contexts[i];
+    for (unsigned i = 0; i < SIM_MAX_PLACES; i++) {
+        add_used(i, -client->used[i]);
+        sim.page->cards[i].contexts -= client->contexts[i];
     }
     if (client->slot >= 0) {
         memset(&sim.page->processes[client->slot], 0, sizeof *sim.page->processes);
@@ -78,7 +87,7 @@ void client_drop(struct client *client) {
             sim.page->process_high--;
     }
     page_write_end();
-    for (unsigned i = 0; i < sim.page->card_count; i++)
+    for (unsigned i = 0; i < SIM_MAX_PLACES; i++)
         if (client->contexts[i]) card_follow_load(i);
     if (client->previous) client->previous->next = client->next;
     else sim.clients = client->next;
@@ -114,12 +123,14 @@ bool client_slot(struct client *client) {
 
 static int take(struct client *client, unsigned index, uint64_t bytes, bool context) {
     struct sim_card *card = &sim.page->cards[index];
-    if (card->lost) return SIM_CARD_LOST;
+    if (card->lost || (index >= SIM_MAX_CARDS && sim.page->cards[card->parent].lost)) return SIM_CARD_LOST;
+    if (index < SIM_MAX_CARDS ? card->mig_mode : !card->has_compute) return SIM_NOT_SUPPORTED;
     if (!bytes || bytes > card->model.memory_bytes - card->used) return bytes ? SIM_NO_MEMORY : SIM_INVALID;
+    if (!limits_allow(client, index, bytes)) return SIM_NO_MEMORY;
     if (!client_slot(client)) return SIM_FULL;
     struct sim_process *process = &sim.page->processes[client->slot];
     page_write_begin();
-    __atomic_store_n(&card->used, card->used + bytes, __ATOMIC_RELEASE);
+    add_used(index, bytes);
     client->used[index] += bytes;
     process->used[index] = client->used[index];
     if (context) process->contexts[index] = ++client->contexts[index], card->contexts++;
@@ -136,7 +147,7 @@ static int give(struct client *client, unsigned index, uint64_t bytes, bool cont
     if (client->slot < 0) return SIM_INVALID;
     struct sim_process *process = &sim.page->processes[client->slot];
     page_write_begin();
-    __atomic_store_n(&card->used, card->used - bytes, __ATOMIC_RELEASE);
+    add_used(index, -bytes);
     client->used[index] -= bytes;
     process->used[index] = client->used[index];
     if (context) process->contexts[index] = --client->contexts[index], card->contexts--;
@@ -187,13 +198,14 @@ void client_read(struct client *client) {
     if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
     const struct sim_request *request = &message.request;
     bool control = request->op == SIM_CONTROL;
+    bool text = control || request->op == SIM_SET_LIMITS || request->op == SIM_GET_LIMITS;
     if (size < (ssize_t)sizeof *request || size > (ssize_t)sizeof message - 1 || request->magic != SIM_MAGIC ||
-        (size != (ssize_t)sizeof *request && !control)) {
+        (size != (ssize_t)sizeof *request && !text)) {
         client_drop(client); /* end of stream, or not one of ours */
         return;
     }
+    message.text[size - (ssize_t)sizeof *request] = 0;
     if (control) {
-        message.text[size - (ssize_t)sizeof *request] = 0;
         serve_control(client, message.text);
         return;
     }
@@ -203,12 +215,15 @@ void client_read(struct client *client) {
                client->greeted ? sim.page_fd : -1, NULL, 0);
         return;
     }
-    if (!client->greeted || request->card >= sim.page->card_count) {
+    if (!client->greeted || !place_there(request->card)) {
         client_drop(client);
         return;
     }
     unsigned card = request->card;
     int status = SIM_INVALID, fd = -1;
+    uint64_t value = 0;
+    struct sim_limits limits = {0};
+    bool rules = !client->uid || client->uid == geteuid();
     switch (request->op) {
     case SIM_CONTEXT_OPEN: status = take(client, card, SIM_CONTEXT_BYTES, true); break;
     case SIM_CONTEXT_CLOSE: status = give(client, card, SIM_CONTEXT_BYTES, true); break;
@@ -219,7 +234,17 @@ void client_read(struct client *client) {
         status = fd >= 0 ? SIM_OK : sim.page->timed ? SIM_INVALID : SIM_NOT_TIMED;
         break;
     case SIM_DOORBELL: return; /* waking up was all */
+    case SIM_SET_LIMITS:
+        status = rules ? limits_set(card, message.text, request->bytes, request->value) : SIM_DENIED;
+        break;
+    case SIM_GET_LIMITS: status = limits_get(card, message.text, &limits); break;
+    case SIM_OWN_LIMITS: status = limits_own(client, card, &limits); break;
+    case SIM_MIG_MODE:
+    case SIM_MIG_CREATE:
+    case SIM_MIG_DESTROY:
+    case SIM_MIG_COMPUTE: status = rules ? mig_request(request, &value) : SIM_DENIED; break;
     }
-    answer(client, status, sim.page->cards[card].used, fd, NULL, 0);
+    bool asks_limits = request->op == SIM_GET_LIMITS || request->op == SIM_OWN_LIMITS;
+    answer(client, status, value, fd, asks_limits ? (const char *)&limits : NULL, asks_limits ? sizeof limits : 0);
     if (fd >= 0) close(fd);
 }

@@ -15,6 +15,7 @@ const char *const metric_names[SIM_METRIC_COUNT] = {
     [SIM_METRIC_ECC] = "ecc",                 [SIM_METRIC_PCIE] = "pcie",
     [SIM_METRIC_NVLINK] = "nvlink",           [SIM_METRIC_PROCESSES] = "processes",
     [SIM_METRIC_MEMORY] = "memory",           [SIM_METRIC_XID] = "xid",
+    [SIM_METRIC_LIMITS] = "memory-limits",
 };
 
 static int failed(char *reply, size_t size, const char *format, ...) {
@@ -181,7 +182,7 @@ static int state_json(char *reply, size_t size) {
     n += (size_t)snprintf(reply + n, size - n, "],\"processes\":[");
     bool first = true;
     for (const struct client *client = sim.clients; client && n + 512 < size; client = client->next)
-        for (unsigned i = 0; i < sim.page->card_count; i++)
+        for (unsigned i = 0; i < SIM_MAX_PLACES; i++)
             if (client->used[i]) {
                 n += (size_t)snprintf(reply + n, size - n, "%s{\"pid\":%d,\"card\":%u,\"used_bytes\":%llu}",
                                       first ? "" : ",", (int)client->pid, i, (unsigned long long)client->used[i]);
@@ -193,7 +194,7 @@ static int state_json(char *reply, size_t size) {
 
 static const char commands[] =
     "state | set CARD NAME VALUE | link CARD LINK NAME VALUE | unsupported CARD METRIC | supported CARD METRIC | "
-    "xid CARD CODE | lose CARD | restore CARD | kernel-wave-ns N | slice-ns N | quit-when-unused | quit";
+    "xid CARD CODE | lose CARD | restore CARD | limits-below-usage accept|refuse|ignore | kernel-wave-ns N | slice-ns N | quit-when-unused | quit";
 
 int control_run(char *line, char *reply, size_t size) {
     char *save = NULL, *words[6] = {0};
@@ -204,6 +205,13 @@ int control_run(char *line, char *reply, size_t size) {
     if (!strcmp(verb, "state")) return state_json(reply, size);
     if (!strcmp(verb, "quit")) return sim.quit = true, SIM_OK;
     if (!strcmp(verb, "quit-when-unused")) return sim.quit_when_unused = true, SIM_OK;
+    if (!strcmp(verb, "limits-below-usage")) {
+        static const char *const words_[] = {"accept", "refuse", "ignore"};
+        for (unsigned i = 0; i < COUNT(words_); i++)
+            if (words[1] && !strcmp(words[1], words_[i])) return sim.below_usage = (enum below_usage)i, SIM_OK;
+        return failed(reply, size, "limits-below-usage: got \"%.40s\"; allowed is one of accept refuse ignore",
+                      words[1] ? words[1] : "");
+    }
     if (!strcmp(verb, "kernel-wave-ns") || !strcmp(verb, "slice-ns")) {
         if (!number(words[1], 60000000000ull, &value) || !value)
             return failed(reply, size, "%s: got \"%.40s\"; allowed are 1 to 60000000000", verb,

@@ -12,6 +12,8 @@
 #define MAX_CLIENTS 4096
 #define MAX_CLIENTS_PER_USER 1024 /* so that one user cannot take all process slots */
 
+#define SIM_CGROUP_MAX 512
+
 struct client;
 
 /* What epoll hands back: which descriptor of which client has something. */
@@ -36,10 +38,11 @@ struct client {
     pid_t pid;
     uid_t uid;
     bool greeted;
+    char cgroup[SIM_CGROUP_MAX]; /* whom its memory is charged to; empty while it holds none */
     int slot; /* in sim_page.processes, -1 until the first context or allocation */
-    uint64_t used[SIM_MAX_CARDS];
-    uint32_t contexts[SIM_MAX_CARDS];
-    struct queue *queues[SIM_MAX_CARDS];
+    uint64_t used[SIM_MAX_PLACES];
+    uint32_t contexts[SIM_MAX_PLACES];
+    struct queue *queues[SIM_MAX_PLACES];
     struct source socket_source, pid_source;
     struct client *next, *previous;
     bool dead;
@@ -58,12 +61,13 @@ struct daemon_card {
 struct state {
     struct sim_page *page;
     int page_fd; /* for reading, handed to clients */
-    struct daemon_card cards[SIM_MAX_CARDS];
+    struct daemon_card cards[SIM_MAX_PLACES];
     struct client *clients, *dead_clients;
     unsigned client_count;
     bool quit, quit_when_unused;
     int epoll_fd, listen_fd;
     uint64_t slice_ns;
+    enum below_usage { BELOW_ACCEPT, BELOW_REFUSE, BELOW_IGNORE } below_usage;
 };
 
 extern struct state sim;
@@ -77,6 +81,18 @@ void page_write_end(void);
 /* Bring power, temperature and clocks in line with the load and the overrides; counts the energy so far. */
 void card_follow_load(unsigned card);
 void card_xid(unsigned card, uint32_t code);
+
+/* Whether a card or a MIG slice is there. */
+bool place_there(unsigned place);
+
+/* limits.c: what the processes of a cgroup may hold of a card, as the driver's own accounting does it. */
+int limits_set(unsigned card, const char *cgroup, uint64_t soft, uint64_t hard);
+int limits_get(unsigned card, const char *cgroup, struct sim_limits *limits);
+int limits_own(struct client *client, unsigned card, struct sim_limits *limits);
+bool limits_allow(struct client *client, unsigned card, uint64_t bytes);
+
+/* mig.c */
+int mig_request(const struct sim_request *request, uint64_t *value);
 
 /* client.c */
 void client_accept(void);

@@ -55,7 +55,7 @@ static void wake(struct queue *queue) {
 }
 
 void timed_forget(struct client *client) {
-    for (unsigned card = 0; card < SIM_MAX_CARDS; card++) {
+    for (unsigned card = 0; card < SIM_MAX_PLACES; card++) {
         struct queue *queue = client->queues[card];
         if (!queue) continue;
         struct queue *before = queue;
@@ -185,12 +185,13 @@ static void read_load(unsigned index, uint64_t now) {
     card_follow_load(index);
 }
 
-static bool working[SIM_MAX_CARDS];
+static bool working[SIM_MAX_PLACES];
 
 bool timed_advance_all(void) {
     if (!sim.page->timed) return false;
     bool any = false;
-    for (unsigned i = 0; i < sim.page->card_count; i++) {
+    for (unsigned i = 0; i < SIM_MAX_PLACES; i++) {
+        if (!place_there(i)) continue;
         struct daemon_card *card = &sim.cards[i];
         uint64_t now = now_ns();
         working[i] = advance(i, now);
@@ -220,7 +221,8 @@ int64_t timed_next_ns(void) {
     if (!sim.page->timed) return -1;
     int64_t soonest = -1;
     uint64_t now = now_ns();
-    for (unsigned i = 0; i < sim.page->card_count; i++) {
+    for (unsigned i = 0; i < SIM_MAX_PLACES; i++) {
+        if (!place_there(i)) continue;
         struct daemon_card *card = &sim.cards[i];
         int64_t wait = -1;
         if (working[i] && card->queues) {

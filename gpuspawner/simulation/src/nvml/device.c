@@ -146,17 +146,7 @@ FIXED(nvmlDeviceGetPowerState, 0)
 FIXED(nvmlDeviceGetPowerManagementMode, 1)
 FIXED(nvmlDeviceGetMultiGpuBoard, 0)
 FIXED(nvmlDeviceGetVirtualizationMode, 0)
-FIXED(nvmlDeviceIsMigDeviceHandle, 0)
-FIXED(nvmlDeviceGetMaxMigDeviceCount, 0)
 FIXED(nvmlDeviceGetAccountingMode, 0)
-
-API nvmlDeviceGetMigMode(nvmlDevice device, unsigned *current, unsigned *pending) {
-    CARD(device, card);
-    if (!current || !pending) return NVML_INVALID_ARGUMENT;
-    if (card.model.cc_major < 8) return NVML_NOT_SUPPORTED;
-    *current = *pending = 0;
-    return NVML_SUCCESS;
-}
 
 /* ---- topology: one board, every card a switch away from every other ---- */
 API nvmlDeviceGetTopologyCommonAncestor(nvmlDevice one, nvmlDevice other, unsigned *level) {

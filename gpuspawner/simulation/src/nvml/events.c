@@ -17,7 +17,7 @@ typedef struct event_set {
     pthread_mutex_t lock;
     const struct sim_page *page; /* events are numbered by one daemon's life */
     uint32_t seen;
-    bool wanted[SIM_MAX_CARDS];
+    bool wanted[SIM_MAX_PLACES];
 } *nvmlEventSet;
 
 struct event_data {
@@ -73,7 +73,7 @@ static bool take(struct event_set *set, const struct sim_page *page, uint32_t ne
     while (set->seen != newest && !found) {
         struct sim_xid xid;
         sim_read(page, &xid, &page->xids[++set->seen % SIM_XID_RING], sizeof xid);
-        if (xid.card >= SIM_MAX_CARDS || !set->wanted[xid.card]) continue;
+        if (xid.card >= SIM_MAX_PLACES || !set->wanted[xid.card]) continue;
         *data = (struct event_data){.type = EVENT_XID, .data = xid.code, .gpu_instance = ~0u, .compute_instance = ~0u};
         found = device_at(xid.card, &data->device) == NVML_SUCCESS;
     }

@@ -10,12 +10,12 @@
 #include "sim.h"
 
 static unsigned users; /* nvmlInit calls not yet matched by nvmlShutdown */
-static struct device devices[SIM_MAX_CARDS];
+static struct device devices[SIM_MAX_PLACES];
 
 API nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     if (sim_connect() != SIM_OK) return NVML_DRIVER_NOT_LOADED;
-    for (unsigned i = 0; i < SIM_MAX_CARDS; i++) devices[i].index = i;
+    for (unsigned i = 0; i < SIM_MAX_PLACES; i++) devices[i].index = i;
     __atomic_add_fetch(&users, 1, __ATOMIC_SEQ_CST);
     return NVML_SUCCESS;
 }
@@ -46,8 +46,14 @@ nvmlReturn card_get(nvmlDevice device, struct sim_card *card, bool facts) {
     const struct sim_page *page;
     nvmlReturn result = page_get(&page);
     if (result) return result;
-    if (device < devices || device >= devices + page->card_count) return NVML_INVALID_ARGUMENT;
+    if (device < devices || device >= devices + SIM_MAX_PLACES) return NVML_INVALID_ARGUMENT;
     sim_read(page, card, &page->cards[device->index], sizeof *card);
+    if (device->index < SIM_MAX_CARDS ? device->index >= page->card_count : !card->slice) return NVML_INVALID_ARGUMENT;
+    if (card->slice) { /* a slice is as lost and as hot as its card */
+        const struct sim_card *whole = &page->cards[card->parent];
+        card->lost = whole->lost;
+        card->temperature = whole->temperature;
+    }
     return card->lost && !facts ? NVML_GPU_IS_LOST : NVML_SUCCESS;
 }
 
@@ -55,7 +61,8 @@ nvmlReturn device_at(unsigned index, nvmlDevice *device) {
     const struct sim_page *page;
     nvmlReturn result = page_get(&page);
     if (result) return result;
-    if (!device || index >= page->card_count) return NVML_INVALID_ARGUMENT;
+    if (!device || index >= SIM_MAX_PLACES) return NVML_INVALID_ARGUMENT;
+    if (index < SIM_MAX_CARDS && index >= page->card_count) return NVML_INVALID_ARGUMENT;
     *device = &devices[index];
     return NVML_SUCCESS;
 }
@@ -114,7 +121,9 @@ API nvmlDeviceGetCount_v2(unsigned *count) {
 }
 ALIAS(nvmlDeviceGetCount, nvmlDeviceGetCount_v2);
 
-API nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice *device) { return device_at(index, device); }
+API nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice *device) {
+    return index < SIM_MAX_CARDS ? device_at(index, device) : NVML_INVALID_ARGUMENT;
+}
 ALIAS(nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2);
 
 API nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice *device) {
@@ -122,8 +131,9 @@ API nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice *device) {
     nvmlReturn result = page_get(&page);
     if (result) return result;
     if (!uuid || !device) return NVML_INVALID_ARGUMENT;
-    for (unsigned i = 0; i < page->card_count; i++)
-        if (!strcasecmp(page->cards[i].uuid, uuid)) return device_at(i, device);
+    for (unsigned i = 0; i < SIM_MAX_PLACES; i++)
+        if ((i < page->card_count || page->cards[i].has_compute) && !strcasecmp(page->cards[i].uuid, uuid))
+            return device_at(i, device);
     return NVML_NOT_FOUND;
 }
 

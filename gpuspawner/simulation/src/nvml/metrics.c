@@ -29,6 +29,14 @@ API nvmlDeviceGetMemoryInfo_v2(nvmlDevice device, struct memory_v2 *memory) {
     memory->reserved = 0; /* all of a simulated card's memory can be had */
     memory->free = plain.free;
     memory->used = plain.used;
+    const struct sim_page *page = sim_page();
+    struct sim_limits own;
+    if (page && page->limited && !sim_get_limits(device->index, NULL, &own) && own.hard < plain.total) {
+        memory->total = own.hard; /* within a limited cgroup, its limit is the card */
+        memory->used = own.used;
+        memory->free = own.used < own.hard ? own.hard - own.used : 0;
+        if (memory->free > plain.free) memory->free = plain.free;
+    }
     return NVML_SUCCESS;
 }
 

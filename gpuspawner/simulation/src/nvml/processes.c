@@ -8,7 +8,7 @@
 struct process_v1 { unsigned pid; unsigned long long used; };
 struct process_v3 { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; };
 
-struct reading { uint32_t pid, utilization; uint64_t used, stamp_us; };
+struct reading { uint32_t pid, utilization, gpu_instance, compute_instance; uint64_t used, stamp_us; };
 
 /* Those with a context or memory on the card, at most `most`; returns how many there are. */
 static unsigned read_processes(const struct sim_page *page, unsigned card, struct reading *list, unsigned most) {
@@ -17,11 +17,17 @@ static unsigned read_processes(const struct sim_page *page, unsigned card, struc
     for (uint32_t i = 0; i < high && i < SIM_MAX_PROCESSES; i++) {
         struct sim_process process;
         sim_read(page, &process, &page->processes[i], sizeof process);
-        if (!process.pid || (!process.contexts[card] && !process.used[card])) continue;
-        if (found < most)
-            list[found] = (struct reading){process.pid, process.utilization[card], process.used[card],
-                                           process.stamp_us[card]};
-        found++;
+        if (!process.pid) continue;
+        for (unsigned place = 0; place < SIM_MAX_PLACES; place++) {
+            if (!process.contexts[place] && !process.used[place]) continue;
+            const struct sim_card *at = &page->cards[place]; /* a card shows its own processes and those of its slices */
+            if (place != card && !(at->slice && at->parent == card)) continue;
+            if (found < most)
+                list[found] = (struct reading){process.pid, process.utilization[place],
+                                               at->slice ? at->gpu_instance : ~0u, at->slice ? 0 : ~0u,
+                                               process.used[place], process.stamp_us[place]};
+            found++;
+        }
     }
     return found;
 }
@@ -42,7 +48,8 @@ static nvmlReturn list_processes(nvmlDevice device, unsigned *count, void *out, 
     } else {
         for (unsigned i = 0; i < found; i++) {
             if (with_instances)
-                ((struct process_v3 *)out)[i] = (struct process_v3){list[i].pid, list[i].used, ~0u, ~0u};
+                ((struct process_v3 *)out)[i] = (struct process_v3){
+                    list[i].pid, list[i].used, list[i].gpu_instance, list[i].compute_instance};
             else
                 ((struct process_v1 *)out)[i] = (struct process_v1){list[i].pid, list[i].used};
         }
@@ -100,7 +107,8 @@ API nvmlDeviceGetRunningProcessDetailList(nvmlDevice device, struct detail_list 
     if (found > room) result = NVML_INSUFFICIENT_SIZE;
     else
         for (unsigned i = 0; i < found; i++)
-            out->list[i] = (struct detail){list[i].pid, list[i].used, ~0u, ~0u, NOT_AVAILABLE_U64};
+            out->list[i] = (struct detail){list[i].pid, list[i].used, list[i].gpu_instance,
+                                            list[i].compute_instance, NOT_AVAILABLE_U64};
     free(list);
     return result;
 }
