@@ -27,7 +27,7 @@
 
 #define DEFAULT_PATH "/run/gpuspawner/usage/usage"
 #define SPINS 200
-#define WAIT_NS INT64_C(500000000)
+#define WAIT_NS INT64_C(2000000000)
 #define RECLAIM_EVERY_NS INT64_C(100000000)
 
 static struct abi_usage_file *_Atomic file;
@@ -196,11 +196,11 @@ static int claim_slot(struct abi_usage_file *usage)
     for (int attempt = 0; attempt < 2; attempt++) {
         for (int i = 0; i < ABI_SLOTS; i++) {
             uint64_t nobody = 0;
-            if (atomic_load_explicit(&usage->owners[i], memory_order_relaxed) == 0 &&
-                atomic_compare_exchange_strong(&usage->owners[i], &nobody, identity)) {
-                raise_high(usage, i);
+            if (atomic_load_explicit(&usage->owners[i], memory_order_relaxed) != 0)
+                continue;
+            raise_high(usage, i); /* first, so that no owner lies where nobody looks, even if we are killed here */
+            if (atomic_compare_exchange_strong(&usage->owners[i], &nobody, identity))
                 return i;
-            }
         }
         reclaim_all(usage);
     }
@@ -268,11 +268,24 @@ static bool wait_for_lower(struct abi_usage_file *usage, int card, int mine)
     }
 }
 
+/* Others' announcements stand in the way. One of a dead process goes; for one of a process that is stopped we wait a while
+ * only. */
+static bool worth_waiting(struct abi_usage_file *usage, int64_t *since)
+{
+    int64_t now = now_ns(CLOCK_MONOTONIC);
+    if (*since == 0)
+        *since = now;
+    (void)reclaim_all(usage);
+    sched_yield();
+    return now - *since <= WAIT_NS;
+}
+
 static bool reserve_in_slot(struct abi_usage_file *usage, int card, uint64_t bytes, int mine)
 {
     _Atomic uint64_t *pending = &usage->pending[card][mine];
     bool reclaimed = false, granted = false;
-    for (;;) {
+    int64_t since = 0;
+    for (int turn = 1;; turn++) {
         atomic_store_explicit(pending, bytes << 1, memory_order_relaxed);
         atomic_thread_fence(memory_order_seq_cst);
         uint64_t limit = limits_room(card), announced = 0;
@@ -285,8 +298,9 @@ static bool reserve_in_slot(struct abi_usage_file *usage, int card, uint64_t byt
         /* After the announcements: an amount that moved on to `used` meanwhile is counted twice, never not at all. */
         uint64_t wanted = add(sum_used(usage, card, high), bytes);
         if (wanted > limit) {
-            if (reclaimed || !reclaim_all(usage))
+            if (reclaimed)
                 break;
+            (void)reclaim_all(usage); /* and look again, since others clear up, too */
             reclaimed = true;
             continue;
         }
@@ -296,7 +310,7 @@ static bool reserve_in_slot(struct abi_usage_file *usage, int card, uint64_t byt
             break;
         }
         atomic_store_explicit(pending, bytes << 1 | ABI_PENDING_WAITS, memory_order_seq_cst);
-        if (!wait_for_lower(usage, card, mine))
+        if (!wait_for_lower(usage, card, mine) || (turn % SPINS == 0 && !worth_waiting(usage, &since)))
             break;
     }
     atomic_store_explicit(pending, 0, memory_order_release);
