@@ -11,12 +11,24 @@ from gpuspawner.share import GPUShare
 Grade = Literal["kernel", "guarded", "advisory"]
 
 
+HealthState = Literal["ok", "warning", "failed", "unknown"]
+
+
+@dataclass(frozen=True)
+class CardHealth:
+    """Whether a card can be trusted with work, and one sentence why not; None where it can."""
+
+    state: HealthState = "unknown"
+    reason: str | None = None
+
+
 @dataclass(frozen=True)
 class CardState:
-    """A card and the eighths (0 to 8) of it that are free now."""
+    """A card, the eighths (0 to 8) of it that a start can have now, and its health. A failed card gives none."""
 
     card: Card
     free_eighths: int
+    health: CardHealth = CardHealth()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from gpuspawner.fleet.base import CardState, FleetChange, Grade, Grant, Launch
+from gpuspawner.card import Card
+from gpuspawner.fleet.base import CardHealth, CardState, FleetChange, Grade, Grant, Launch
 from gpuspawner.fleet.placement import place
 from gpuspawner.node.agent import Agent, Started
 from gpuspawner.node.records import Record
@@ -27,7 +28,11 @@ class LocalFleet:
     def cards(self) -> list[CardState]:
         """Every card with what is free of it now."""
         free = self._agent.free()
-        return [CardState(card, max(0, free.get(card.uuid, 0))) for card in self._agent.cards()]
+        return [self._state(card, free.get(card.uuid, 0)) for card in self._agent.cards()]
+
+    def _state(self, card: Card, free: int) -> CardState:
+        health = self._agent.health(card.uuid)
+        return CardState(card, max(0, free) if health.usable else 0, CardHealth(health.state, health.reason))
 
     def grants(self) -> list[Grant]:
         """Every share in force on this machine."""

@@ -56,6 +56,11 @@ def places(share: GPUShare, free: Mapping[int, int]) -> int:
 
 def no_room_reason(share: GPUShare, cards: Sequence[CardState]) -> str:
     """Why `share` does not fit on these cards now, in a sentence."""
+    failed = [state.health.reason for state in cards if state.health.state == "failed"]
+    if len(failed) == len(cards):
+        which = "The card is" if len(cards) == 1 else "All such cards are"
+        return f"{which} out of service. {failed[0] or ''}".strip()
+    cards = [state for state in cards if state.health.state != "failed"]
     if share.cards > len(cards):
         return f"There {'is' if len(cards) == 1 else 'are'} only {len(cards)} such card{'s'[: len(cards) != 1]}."
     if share.eighths_per_card == 8:

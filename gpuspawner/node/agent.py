@@ -27,6 +27,8 @@ from gpuspawner.card import Card
 from gpuspawner.errors import Conflict, InUse, NoRoom, NotFound, Unavailable
 from gpuspawner.node.accounts import Accounts
 from gpuspawner.node.drivers.nvml import DriverError, NVMLDriver
+from gpuspawner.node.health import Health
+from gpuspawner.node.health_watch import HealthWatch
 from gpuspawner.node.limits import abi, launch, measure
 from gpuspawner.node.records import Record, Records
 from gpuspawner.processes import start_time
@@ -76,6 +78,7 @@ class Agent:
         self._sessions.mkdir(mode=0o711, parents=True, exist_ok=True)
         self._owner = _own(self._folder / "lock")
         self._driver = driver or NVMLDriver()
+        self._health = HealthWatch(self._driver)
         self._start_timeout = start_timeout
         self._clock = clock
         self._lock = threading.RLock()
@@ -116,6 +119,11 @@ class Agent:
             taken = self._records.in_force(without)
         return {uuid: EIGHTHS_PER_CARD - taken[uuid] for uuid in self._cards}
 
+    def health(self, uuid: str) -> Health:
+        """How a card is, read at most a moment ago."""
+        self._health.look([uuid])
+        return self._health.of(uuid)
+
     def records(self) -> list[Record]:
         """What is in force, live and held."""
         with self._lock:
@@ -130,6 +138,7 @@ class Agent:
         with self._lock:
             if self._records.get(session) is not None:
                 raise Conflict(f"There is a session {session} already.")
+            self._check_health(cards)
             self._check_room(session, cards, eighths)
             record = Record(session, user, cards, eighths, "live", False, time.time())
             self._records.put(record)
@@ -157,6 +166,7 @@ class Agent:
             if len(record.cards) != 1:
                 raise Conflict("A session with several cards holds them whole; it cannot be resized while it runs.")
             if eighths > record.eighths:
+                self._check_health(record.cards)
                 self._check_room(session, record.cards, eighths)
                 self._records.change(session, eighths=eighths)
                 try:
@@ -207,6 +217,7 @@ class Agent:
         What fails for one session is logged and tried again at the next look; the others are looked at all the same.
         """
         changes: list[Change] = []
+        self._health.look(self._cards)
         for record in self.records():
             try:
                 changes += self._look_at(record)
@@ -265,6 +276,20 @@ class Agent:
                     f"Only {eighths_text(free[uuid])} of the card is free {others}now, "
                     f"so {eighths_text(eighths)} does not fit.".replace("Only nothing", "Nothing"),
                     free_eighths=free[uuid],
+                )
+
+    def _check_health(self, cards: tuple[str, ...]) -> None:
+        """A failed card gives out no eighths any more; those that are held on it stay."""
+        known = [uuid for uuid in cards if uuid in self._cards]
+        self._health.look(known, fresh=True)
+        for uuid in known:
+            health = self._health.of(uuid)
+            if not health.usable:
+                raise Conflict(
+                    f"The card is out of service: {health.reason} Choose another one.",
+                    code="card_failed",
+                    field="card",
+                    given=uuid,
                 )
 
     def _shrink(self, record: Record, eighths: int) -> None:

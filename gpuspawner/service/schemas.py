@@ -49,6 +49,13 @@ class Offer(BaseModel):
     default: bool
 
 
+class CardHealth(BaseModel):
+    """Whether a card can be trusted with work."""
+
+    state: Literal["ok", "warning", "failed", "unknown"]
+    reason: str | None = Field(description="one sentence; null where the card is ok")
+
+
 class FreeCard(BaseModel):
     """A card that a start may name, and what is free of it."""
 
@@ -57,6 +64,7 @@ class FreeCard(BaseModel):
     name: str
     model: str
     free_eighths: int
+    health: CardHealth
 
 
 class Offers(BaseModel):
@@ -75,6 +83,7 @@ class CardInfo(BaseModel):
     uuid: str
     index: int
     name: str
+    health: CardHealth
 
 
 class ResizeOption(BaseModel):

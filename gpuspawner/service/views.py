@@ -70,8 +70,17 @@ def offers(fleet: Fleet, tariff: Tariff, choose_card: bool = False) -> schemas.O
 def _free_card(state: CardState) -> schemas.FreeCard:
     card = state.card
     return schemas.FreeCard(
-        uuid=card.uuid, index=card.index, name=card.name, model=card.model, free_eighths=state.free_eighths
+        uuid=card.uuid,
+        index=card.index,
+        name=card.name,
+        model=card.model,
+        free_eighths=state.free_eighths,
+        health=_health(state),
     )
+
+
+def _health(state: CardState) -> schemas.CardHealth:
+    return schemas.CardHealth(state=state.health.state, reason=state.health.reason)
 
 
 def session(row: SessionRow, fleet: Fleet, tariff: Tariff) -> schemas.Session:
@@ -89,7 +98,10 @@ def session(row: SessionRow, fleet: Fleet, tariff: Tariff) -> schemas.Session:
         share=share.amount,
         eighths=share.eighths,
         model=row.model,
-        cards=[schemas.CardInfo(uuid=card.uuid, index=card.index, name=card.name) for card in cards],
+        cards=[
+            schemas.CardInfo(uuid=card.uuid, index=card.index, name=card.name, health=_health(states[card.uuid]))
+            for card in cards
+        ],
         memory_bytes=share.memory_bytes(cards[0].memory_bytes) if live and cards else 0,
         memory_used_bytes=fleet.used_bytes(row.id) if grant else 0,
         price_per_hour=tariff.price(share, row.model),
@@ -110,6 +122,8 @@ def session(row: SessionRow, fleet: Fleet, tariff: Tariff) -> schemas.Session:
 def _options(grant: Grant, state: CardState, current: GPUShare, tariff: Tariff) -> list[schemas.ResizeOption]:
     free = state.free_eighths + grant.eighths_per_card
     card: Card = state.card
+    others = f"Others hold {eighths_text(EIGHTHS_PER_CARD - free)} of this card."
+    refused = "The card is out of service." if state.health.state == "failed" else others
     found = []
     for eighths in FRACTIONS:
         share = GPUShare(eighths)
@@ -120,7 +134,7 @@ def _options(grant: Grant, state: CardState, current: GPUShare, tariff: Tariff) 
                 memory_bytes=share.memory_bytes(card.memory_bytes),
                 price_per_hour=tariff.price(share, card.model),
                 available=fits,
-                reason=None if fits else f"Others hold {eighths_text(EIGHTHS_PER_CARD - free)} of this card.",
+                reason=None if fits else refused,
                 current=eighths == current.eighths,
             )
         )

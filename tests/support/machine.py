@@ -142,7 +142,7 @@ class Machine:
             self.service = subprocess.Popen(
                 [*self.prefix, sys.executable, "-m", "gpuspawner.service"], env=self.env(), stdout=log, stderr=log
             )
-        until(self._answers, what="the service to answer")
+        until(self._answers, timeout=90, what="the service to answer")
 
     def _answers(self) -> bool:
         assert self.service is not None

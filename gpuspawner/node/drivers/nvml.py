@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import subprocess
 import threading
 from collections import Counter
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pynvml
 
 from gpuspawner.card import Card
 from gpuspawner.errors import Unavailable
+from gpuspawner.node.drivers import readings
+from gpuspawner.node.health import Readings
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class DriverError(Unavailable):
@@ -42,6 +49,10 @@ def find_library(soname: str) -> Path | None:
     return None
 
 
+# After these the library is opened again. A card that is lost is no reason: the others are still there.
+_DRIVER_GONE = (pynvml.NVMLError_Uninitialized, pynvml.NVMLError_DriverNotLoaded, pynvml.NVMLError_Unknown)
+
+
 class NVMLDriver:
     """One machine's cards. NVML is opened at first use, and opened again when it reports that it lost the driver.
 
@@ -52,6 +63,7 @@ class NVMLDriver:
         self._lock = threading.Lock()
         self._open = False
         self._handles: dict[str, Any] = {}
+        self._events: Any = None
 
     @cached_property
     def cuda_library(self) -> Path | None:
@@ -70,19 +82,79 @@ class NVMLDriver:
                 self._ensure_open()
                 cards = []
                 for index in range(pynvml.nvmlDeviceGetCount()):
-                    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                    card = Card(
-                        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
-                        index=index,
-                        name=_text(pynvml.nvmlDeviceGetName(handle)),
-                        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-                    )
-                    self._handles[card.uuid] = handle
-                    cards.append(card)
+                    try:
+                        cards.append(self._card(index))
+                    except (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_NotSupported) as error:
+                        log.warning("card %s is left out until the next start: %s", index, error)
             except pynvml.NVMLError as error:
                 self._close()
                 raise DriverError(f"The card driver does not answer: {error}.") from error
             return cards
+
+    def _card(self, index: int) -> Card:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        card = Card(
+            uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+            index=index,
+            name=_text(pynvml.nvmlDeviceGetName(handle)),
+            memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        )
+        self._handles[card.uuid] = handle
+        return card
+
+    def with_card(self, uuid: str, do: Callable[[Any], T]) -> T:
+        """What `do` returns for the card's NVML handle. Raises DriverError, with NVML's own error as its cause."""
+        with self._lock:
+            try:
+                self._ensure_open()
+                return do(self._handle(uuid))
+            except pynvml.NVMLError as error:
+                if isinstance(error, _DRIVER_GONE):
+                    self._close()
+                raise DriverError(f"The driver of card {uuid} does not answer: {error}.") from error
+
+    def readings(self, uuid: str, xids: tuple[int, ...]) -> Readings:
+        """What the driver tells of a card's health now, with the XID codes that are known of it."""
+        try:
+            return self.with_card(uuid, lambda handle: readings.read(handle, xids))
+        except DriverError as error:
+            lost = isinstance(error.__cause__, pynvml.NVMLError_GpuIsLost)
+            return Readings(answers=False, lost=lost, xids=xids)
+
+    def new_xids(self) -> list[tuple[str, int]]:
+        """Card uuid and code of the XID events since the last call; none where the driver reports none."""
+        found = []
+        with self._lock:
+            try:
+                self._ensure_open()
+                if self._events is None:
+                    self._events = self._listen()
+                while True:
+                    event = pynvml.nvmlEventSetWait_v2(self._events, 0)
+                    found.append((_text(pynvml.nvmlDeviceGetUUID(event.device)), int(event.eventData)))
+            except pynvml.NVMLError_Timeout:
+                pass
+            except pynvml.NVMLError as error:
+                if isinstance(error, _DRIVER_GONE):
+                    self._close()
+        return found
+
+    def _listen(self) -> Any:
+        events = pynvml.nvmlEventSetCreate()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                if pynvml.nvmlDeviceGetSupportedEventTypes(handle) & pynvml.nvmlEventTypeXidCriticalError:
+                    pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
+            except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_GpuIsLost) as error:
+                log.info("card %s reports no XID events: %s", index, error)
+        return events
+
+    def _handle(self, uuid: str) -> Any:
+        handle = self._handles.get(uuid)
+        if handle is None:
+            handle = self._handles[uuid] = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        return handle
 
     def used_bytes(self, uuid: str) -> dict[int, int | None]:
         """Bytes in use on a card by process id (in this process's pid namespace), as the driver sees it.
@@ -92,9 +164,7 @@ class NVMLDriver:
         with self._lock:
             try:
                 self._ensure_open()
-                handle = self._handles.get(uuid)
-                if handle is None:
-                    handle = self._handles[uuid] = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+                handle = self._handle(uuid)
                 used: Counter[int] = Counter()
                 unknown: set[int] = set()
                 seen: set[tuple[int, int]] = set()
@@ -110,7 +180,8 @@ class NVMLDriver:
                             seen.add((process.pid, process.usedGpuMemory))
                             used[process.pid] += process.usedGpuMemory
             except pynvml.NVMLError as error:
-                self._close()
+                if isinstance(error, _DRIVER_GONE):
+                    self._close()
                 raise DriverError(f"The driver of card {uuid} does not answer: {error}.") from error
         return {pid: None if pid in unknown else used[pid] for pid in {*used, *unknown}}
 
@@ -123,6 +194,7 @@ class NVMLDriver:
         if self._open:
             self._open = False
             self._handles.clear()
+            self._events = None  # it goes with the library
             try:
                 pynvml.nvmlShutdown()
             except pynvml.NVMLError:
