@@ -19,12 +19,13 @@ from typing import Literal
 
 State = Literal["ok", "warning", "failed", "unknown"]
 
+FALLEN_OFF_THE_BUS = 79
 FATAL_XIDS = {
     48: "uncorrectable memory error",
     62: "internal micro-controller halt",
     64: "a memory row could not be remapped",
     74: "NVLink error",
-    79: "fallen off the bus",
+    FALLEN_OFF_THE_BUS: "fallen off the bus",
     95: "uncontained memory error",
     119: "the card's system processor does not answer",
     120: "error of the card's system processor",

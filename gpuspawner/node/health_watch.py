@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from gpuspawner.node.health import UNKNOWN, Health, Readings, assess
+from gpuspawner.node.health import FALLEN_OFF_THE_BUS, UNKNOWN, Health, Readings, assess
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,9 @@ class HealthWatch:
     def _read(self, uuid: str) -> None:
         before = self._readings.get(uuid)
         readings = self._source.readings(uuid, tuple(self._xids[uuid]))
-        if before is not None and before.lost and not readings.lost and readings.answers:
+        # It may have gone and come back between two looks, and then only its code tells.
+        was_away = (before is not None and before.lost) or FALLEN_OFF_THE_BUS in self._xids[uuid]
+        if was_away and readings.answers:
             self._xids.pop(uuid, None)
             readings = self._source.readings(uuid, ())
         self._readings[uuid] = readings
