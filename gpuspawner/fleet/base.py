@@ -57,8 +57,30 @@ class FleetChange:
     """Something that happened in the fleet by itself to a session."""
 
     session: str
-    what: Literal["launched", "ended", "freed"]
+    what: Literal["launched", "ended", "freed", "excess"]
     reason: str = field(default="")
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something that a session's user should know. Times are seconds since the epoch; `deadline`, where there is one,
+    is when something will be done."""
+
+    code: str
+    message: str
+    since: float
+    deadline: float | None = None
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that the driver shows on a card; `used_bytes` is None where it does not say how much it holds.
+    `session` is None where the process belongs to none."""
+
+    card: str
+    pid: int
+    used_bytes: int | None
+    session: str | None
 
 
 class Fleet(Protocol):
@@ -102,6 +124,14 @@ class Fleet(Protocol):
 
     def used_bytes(self, session: str) -> int | None:
         """Card memory that the driver shows for the session; None when unknown."""
+        ...
+
+    def notices(self, session: str) -> list[Notice]:
+        """What the session's user should know now."""
+        ...
+
+    def holders(self) -> list[Holder]:
+        """Every process that holds memory of a card, those of no session included."""
         ...
 
     def watch(self) -> list[FleetChange]:

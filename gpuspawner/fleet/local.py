@@ -6,9 +6,10 @@ import threading
 from pathlib import Path
 
 from gpuspawner.card import Card
-from gpuspawner.fleet.base import CardHealth, CardState, FleetChange, Grade, Grant, Launch
+from gpuspawner.fleet.base import CardHealth, CardState, FleetChange, Grade, Grant, Holder, Launch, Notice
 from gpuspawner.fleet.placement import place
 from gpuspawner.node.agent import Agent, Started
+from gpuspawner.node.gate import Policy
 from gpuspawner.node.records import Record
 from gpuspawner.share import GPUShare
 
@@ -17,7 +18,7 @@ class LocalFleet:
     """One machine as a fleet."""
 
     def __init__(self, state: Path) -> None:
-        self._agent = Agent(state)
+        self._agent = Agent(state, policy=Policy.from_env())
         self._placing = threading.Lock()
 
     @property
@@ -63,6 +64,14 @@ class LocalFleet:
     def used_bytes(self, session: str) -> int | None:
         """Card memory that the driver shows for the session; None when unknown."""
         return self._agent.used_bytes(session)
+
+    def notices(self, session: str) -> list[Notice]:
+        """What the session's user should know now."""
+        return [Notice(each.code, each.message, each.since, each.deadline) for each in self._agent.notices(session)]
+
+    def holders(self) -> list[Holder]:
+        """Every process that holds memory of a card."""
+        return [Holder(each.card, each.pid, each.used_bytes, each.session) for each in self._agent.holders()]
 
     def watch(self) -> list[FleetChange]:
         """What happened since the last look."""

@@ -6,7 +6,6 @@ persisted before it raises a limit and after it lowers one, so that a crash in b
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import logging
 import os
@@ -16,8 +15,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,11 +25,12 @@ from gpuspawner.card import Card
 from gpuspawner.errors import Conflict, InUse, NoRoom, NotFound, Unavailable
 from gpuspawner.node.accounts import Accounts
 from gpuspawner.node.drivers.nvml import DriverError, NVMLDriver
+from gpuspawner.node.gate import Gate, Notice, Policy, gib
 from gpuspawner.node.health import Health
 from gpuspawner.node.health_watch import HealthWatch
 from gpuspawner.node.limits import abi, launch, measure
 from gpuspawner.node.records import Record, Records
-from gpuspawner.processes import start_time
+from gpuspawner.node.sight import Holder, Sight
 from gpuspawner.share import EIGHTHS_PER_CARD, GPUShare, eighths_text
 
 log = logging.getLogger(__name__)
@@ -54,10 +53,11 @@ class Started:
 
 @dataclass(frozen=True)
 class Change:
-    """Something that the agent saw by itself: a session's processes are gone, or its eighths are free again."""
+    """Something that the agent saw by itself: a session's processes are gone, its eighths are free again, it is over
+    its limit or was acted upon for that."""
 
     session: str
-    what: Literal["launched", "ended", "freed"]
+    what: Literal["launched", "ended", "freed", "excess"]
     reason: str
 
 
@@ -69,6 +69,7 @@ class Agent:
         state: Path,
         driver: NVMLDriver | None = None,
         *,
+        policy: Policy | None = None,
         start_timeout: float = START_TIMEOUT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -86,8 +87,6 @@ class Agent:
         # Since when a session without a process is waited for, by `clock`: the time of day can be set.
         self._waiting: dict[str, float] = {}
         self._ending: set[str] = set()
-        # Processes that the driver showed on a session's cards, to know its leftovers when it has ended.
-        self._seen: defaultdict[str, set[int]] = defaultdict(set)
         self._accounts = Accounts(
             self._records.database,
             state / "users",
@@ -96,6 +95,18 @@ class Agent:
         self._cards = {card.uuid: card for card in self._driver.cards()}
         self._files = self._driver_files()
         self._context_bytes = self._measure_contexts()
+        self._sight = Sight(self._driver, self._folder_of)
+        self._gate = Gate(
+            self._sight,
+            self._records,
+            self._lock,
+            policy or Policy(),
+            folder_of=self._folder_of,
+            allowed=self._allowed,
+            context_bytes=lambda card: self._context_bytes.get(card, 0),
+            freeze=lambda record: self._apply(record, record.eighths),
+            clock=clock,
+        )
         self._restore()
 
     def close(self) -> None:
@@ -155,11 +166,12 @@ class Agent:
         with self._lock:
             return self._launch(self._live(session))
 
-    def resize(self, session: str, eighths: int) -> None:
+    def resize(self, session: str, eighths: int, *, forced: bool = False) -> None:
         """Change what a live session has of its card, in the running processes.
 
         Raises NoRoom for a grow that the card cannot hold, InUse for a shrink below what the driver shows in
-        use, Conflict for sessions with several cards; nothing is changed then.
+        use, Conflict for sessions with several cards; nothing is changed then. A `forced` shrink is done in any case:
+        what is used is excused from then on as it falls, and nothing new is allocated until the limit is kept.
         """
         with self._lock:
             record = self._live(session)
@@ -175,7 +187,7 @@ class Agent:
                     self._records.change(session, eighths=record.eighths)
                     raise
             elif eighths < record.eighths:
-                self._shrink(record, eighths)
+                self._shrink(record, eighths, forced)
 
     def end(self, session: str, reason: str) -> bool:
         """End a session: no memory from now on, its processes ended. True when its eighths are free again,
@@ -187,13 +199,13 @@ class Agent:
             if record.state == "live":
                 log.info("session %s ends: %s", session, reason)
                 self._apply(record, 0)
-                self._used(record)
+                self._sight.used(record)
                 try:
-                    self._records.change(session, state="held", pids=tuple(sorted(self._seen[session])))
+                    self._records.change(session, state="held", pids=self._sight.remembered(session))
                 except Exception:
                     self._apply(record, record.eighths)  # it goes on, and may be ended when that can be written
                     raise
-                self._seen.pop(session, None)
+                self._sight.forget(session)
             self._ending.add(session)
         try:
             launch.end_session(self._folder_of(session), timeout=10.0)
@@ -209,7 +221,25 @@ class Agent:
         """Card memory that the driver shows for the session's processes; None when it cannot say."""
         with self._lock:
             record = self._records.get(session)
-        return None if record is None else self._used(record)
+        return None if record is None else self._sight.used(record)
+
+    def notices(self, session: str) -> list[Notice]:
+        """What the session's user should know now."""
+        return self._gate.notices(session)
+
+    def holders(self) -> list[Holder]:
+        """Every process that the driver shows on this machine's cards, those of no session included.
+
+        Raises DriverError where it does not answer for a card.
+        """
+        found: list[Holder] = []
+        records = self.records()
+        for uuid in self._cards:
+            holders = self._sight.holders(uuid, records)
+            if holders is None:
+                raise DriverError(f"The driver of card {uuid} does not answer.")
+            found += holders
+        return found
 
     def watch(self) -> list[Change]:
         """One look at all sessions. Ends those whose processes are gone or never came, frees what is free.
@@ -223,14 +253,17 @@ class Agent:
                 changes += self._look_at(record)
             except Exception:
                 log.exception("session %s could not be looked at", record.session)
+        for verdict in self._gate.look(self._cards):
+            changes.append(Change(verdict.session, "excess", verdict.reason))
+            if verdict.hopeless:
+                self.end(verdict.session, verdict.reason)
+                changes.append(Change(verdict.session, "ended", verdict.reason))
         return changes
 
     def _look_at(self, record: Record) -> list[Change]:
         changes: list[Change] = []
         alive = self.alive(record.session)
         if record.state == "live":
-            if alive:
-                self._used(record)
             if alive and not record.launched:
                 with self._lock:
                     self._records.change(record.session, launched=True)
@@ -292,16 +325,22 @@ class Agent:
                     given=uuid,
                 )
 
-    def _shrink(self, record: Record, eighths: int) -> None:
+    def _shrink(self, record: Record, eighths: int, forced: bool) -> None:
         allowed = GPUShare(eighths).memory_bytes(self._cards[record.cards[0]].memory_bytes)
         self._apply(record, eighths)
         try:
-            used = self._used(record)
+            used = self._sight.used(record)
+            if forced:
+                # Not known is as bad as all that it might have used.
+                before = self._allowed(record, record.cards[0])
+                self._gate.excuse(record, record.cards[0], before if used is None else min(used, before))
+                self._records.change(record.session, eighths=eighths)
+                return
             if used is None:
                 raise Unavailable("The driver does not say how much memory is in use, so nothing was changed.")
             if used > allowed:
                 raise InUse(
-                    f"Free {used - allowed:,} bytes ({_gib_up(used - allowed)}) first: {_gib_up(used)} are in use and "
+                    f"Free {used - allowed:,} bytes ({gib(used - allowed)}) first: {gib(used)} are in use and "
                     f"{eighths_text(eighths)} of the card allows {allowed / 2**30:.2f} GiB. Nothing was changed.",
                     need_to_free_bytes=used - allowed,
                     used_bytes=used,
@@ -312,6 +351,10 @@ class Agent:
             self._apply(record, record.eighths)
             raise
 
+    def _allowed(self, record: Record, uuid: str) -> int:
+        """Bytes that a live session may use of a card."""
+        return GPUShare(record.eighths).memory_bytes(self._cards[uuid].memory_bytes)
+
     def _apply(self, record: Record, eighths: int) -> None:
         limits = []
         for uuid in record.cards:
@@ -320,7 +363,10 @@ class Agent:
                 continue
             allowed = GPUShare(eighths).memory_bytes(card.memory_bytes) if eighths else 0
             context = self._context_bytes.get(uuid, 0)
-            limits.append(abi.CardLimit(uuid=uuid, eighths=eighths, memory_bytes=allowed, context_bytes=context))
+            frozen = self._gate.frozen(record.session)
+            limits.append(
+                abi.CardLimit(uuid=uuid, eighths=eighths, memory_bytes=allowed, context_bytes=context, frozen=frozen)
+            )
         folder = self._folder_of(record.session)
         for part in (folder, folder / "limit"):
             part.mkdir(mode=0o755, exist_ok=True)
@@ -371,31 +417,11 @@ class Agent:
             env={"GPUSPAWNER_SIM_SOCKET": simulated_socket} if simulated_socket else {},
         )
 
-    def _used(self, record: Record) -> int | None:
-        """Bytes that the driver shows for the session, those of processes that have just ended included."""
-        total = 0
-        for uuid in record.cards:
-            try:
-                by_process = self._driver.used_bytes(uuid)
-            except DriverError as error:
-                log.warning("%s", error)
-                return None
-            living = launch.own_pids(self._folder_of(record.session), by_process)
-            if record.state == "live":
-                self._seen[record.session].update(living)
-            leftovers = {pid for pid in record.pids if pid in by_process and start_time(pid) is None}
-            for pid in living | leftovers:
-                used = by_process[pid]
-                if used is None:
-                    return None
-                total += used
-        return total
-
     def _free_if_gone(self, session: str) -> bool:
         record = self._records.get(session)
         if record is None:
             return True
-        if record.state == "live" or self.alive(session) or self._used(record) != 0:
+        if record.state == "live" or self.alive(session) or self._sight.used(record) != 0:
             return False
         with self._lock:
             self._records.remove(session)
@@ -449,18 +475,3 @@ def _program_folders() -> list[Path]:
     folders = {Path(sys.prefix), Path(sys.base_prefix), Path(gpuspawner.__file__).parent}
     folders.update(Path(path) for path in sysconfig.get_paths().values() if Path(path).is_dir())
     return sorted(folder.resolve() for folder in folders)
-
-
-def _gib_up(size: int) -> str:
-    """Bytes as GiB, rounded up, so that freeing the amount shown is always enough."""
-    return f"{-(-size * 100 // 2**30) / 100:.2f} GiB"
-
-
-@contextlib.contextmanager
-def running_agent(state: Path) -> Iterator[Agent]:
-    """An agent that is closed at the end."""
-    agent = Agent(state)
-    try:
-        yield agent
-    finally:
-        agent.close()

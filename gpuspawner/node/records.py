@@ -38,7 +38,7 @@ class Record:
 
     `held`: the session has ended, but the driver still shows memory of it, so that its eighths are not free.
     `launched`: a process of it was seen. `created` is in seconds since the epoch. `pids`: processes that
-    the driver had shown for it when it ended.
+    the driver had shown for it when it ended, each with its start time (clock ticks since boot).
     """
 
     session: str
@@ -48,7 +48,7 @@ class Record:
     state: State
     launched: bool
     created: float
-    pids: tuple[int, ...] = ()
+    pids: tuple[tuple[int, int], ...] = ()
 
 
 class Records:
@@ -79,7 +79,7 @@ class Records:
                     state,
                     bool(launched),
                     created,
-                    tuple(json.loads(pids)),
+                    _processes(json.loads(pids)),
                 )
         except (sqlite3.Error, ValueError, TypeError) as error:
             raise Unavailable(
@@ -161,3 +161,8 @@ class Records:
     def close(self) -> None:
         """Close the database."""
         self.database.close()
+
+
+def _processes(pids: list[int | list[int]]) -> tuple[tuple[int, int], ...]:
+    """Version 0.1 wrote pids without start times; such a process is known by its pid once it has ended."""
+    return tuple((each, 0) if isinstance(each, int) else (each[0], each[1]) for each in pids)

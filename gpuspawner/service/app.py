@@ -169,6 +169,13 @@ def _router(sessions: SessionService, authenticator: Authenticator, tariff: Tari
             raise NotAllowed("Name a session of yours: events?session=ID.")
         return schemas.Events(events=[views.entry(row) for row in sessions.store.ledger(session, limit)])
 
+    @router.get("/processes")
+    def processes(caller: Caller) -> schemas.Holders:
+        """Every process that holds memory of a card, those of no session included. Administrators only."""
+        if not caller.may("admin"):
+            raise NotAllowed("Only administrators may see every process on the cards.")
+        return views.holders(sessions.fleet)
+
     return router
 
 

@@ -97,6 +97,15 @@ class ResizeOption(BaseModel):
     current: bool
 
 
+class Notice(BaseModel):
+    """Something that a session's user should know; `deadline`: when something will be done, null where nothing is."""
+
+    code: str
+    message: str
+    since: str
+    deadline: str | None
+
+
 class Session(BaseModel):
     """A session and its share. `memory_bytes` is what it may use on each card."""
 
@@ -119,6 +128,7 @@ class Session(BaseModel):
     end_reason: str | None
     resizable: bool
     options: list[ResizeOption]
+    notices: list[Notice]
     free_eighths: int | None = Field(
         default=None, description="of its card, held by nobody; null without a live session on one card"
     )
@@ -162,7 +172,7 @@ class LedgerEntry(BaseModel):
     session: str
     user: str
     server: str
-    kind: Literal["start", "resize", "end", "free"]
+    kind: Literal["start", "resize", "excess", "end", "free"]
     model: str
     cards: list[str]
     eighths: int
@@ -176,6 +186,21 @@ class Events(BaseModel):
     """Ledger rows, newest first."""
 
     events: list[LedgerEntry]
+
+
+class Holder(BaseModel):
+    """A process that holds memory of a card. `session` is null where it belongs to none."""
+
+    card: str
+    pid: int
+    memory_used_bytes: int | None
+    session: str | None
+
+
+class Holders(BaseModel):
+    """Every process that the driver shows."""
+
+    processes: list[Holder]
 
 
 class Health(BaseModel):

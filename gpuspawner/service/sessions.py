@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 
 from gpuspawner.errors import Conflict, GPUSpawnerError, NotFound
-from gpuspawner.fleet.base import Fleet, Grant, Launch
+from gpuspawner.fleet.base import Fleet, FleetChange, Grant, Launch
 from gpuspawner.service.store import LIVE, Store
 from gpuspawner.service.tables import SessionRow
 from gpuspawner.share import GPUShare, share_error
@@ -31,6 +31,9 @@ class SessionService:
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         # Who ends a session and why, from the moment it begins until its eighths are free.
         self._ends: dict[str, tuple[str, str]] = {}
+        # What the node said of excess and the ledger has not got yet.
+        self._unwritten: list[FleetChange] = []
+        self._noting = threading.Lock()
         self._reconcile()
 
     def start(
@@ -103,6 +106,12 @@ class SessionService:
             log.info("session %s: %s (%s)", change.session, change.what, change.reason)
             if change.what == "ended":
                 self._ends.setdefault(change.session, ("node", change.reason))
+            elif change.what == "excess":
+                self._unwritten.append(change)
+        with self._noting:
+            while self._unwritten:
+                self.store.noted(self._unwritten[0].session, self._unwritten[0].reason)
+                self._unwritten.pop(0)
         self._agree("its share was found to be gone")
 
     def _ended(self, session: str, freed: bool, otherwise: str = "") -> None:

@@ -17,7 +17,7 @@ from gpuspawner.service.tables import LedgerRow, SessionRow
 from gpuspawner.service.tariff import Tariff
 from gpuspawner.share import GPUShare
 
-Kind = Literal["start", "resize", "end", "free"]
+Kind = Literal["start", "resize", "excess", "end", "free"]
 LIVE = ("starting", "running")
 
 
@@ -108,6 +108,15 @@ class Store:
             at = self._now(transaction, row)
             transaction.add(self._entry(row, "resize", share.eighths, at, actor, reason))
             return True
+
+    def noted(self, session: str, reason: str) -> None:
+        """The node saw a live session go over its limit, or acted upon that. What it holds and pays stays as it is."""
+        with self._write() as transaction:
+            row = self._row(transaction, session)
+            if row is not None and row.state in LIVE:
+                at = self._now(transaction, row)
+                eighths = GPUShare.parse(row.share).eighths
+                transaction.add(self._entry(row, "excess", eighths, at, "node", reason))
 
     def ended(self, session: str, freed: bool, actor: str, reason: str) -> None:
         """A session's use has ended, and where `freed`, its eighths are free again. Safe to repeat."""

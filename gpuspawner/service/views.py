@@ -7,7 +7,7 @@ from collections import Counter
 from datetime import UTC, datetime
 
 from gpuspawner.card import Card
-from gpuspawner.fleet.base import CardState, Fleet, Grant
+from gpuspawner.fleet.base import CardState, Fleet, Grant, Notice
 from gpuspawner.fleet.placement import no_room_reason, places
 from gpuspawner.service import schemas
 from gpuspawner.service.store import LIVE
@@ -116,6 +116,7 @@ def session(row: SessionRow, fleet: Fleet, tariff: Tariff) -> schemas.Session:
         options=_options(grant, states[cards[0].uuid], share, tariff)
         if grant and live and share.cards == 1 and cards
         else [],
+        notices=[_notice(each) for each in fleet.notices(row.id)] if live else [],
     )
 
 
@@ -139,6 +140,23 @@ def _options(grant: Grant, state: CardState, current: GPUShare, tariff: Tariff) 
             )
         )
     return found
+
+
+def _notice(notice: Notice) -> schemas.Notice:
+    deadline = None if notice.deadline is None else iso(round(notice.deadline * 1000))
+    return schemas.Notice(
+        code=notice.code, message=notice.message, since=iso(round(notice.since * 1000)), deadline=deadline
+    )
+
+
+def holders(fleet: Fleet) -> schemas.Holders:
+    """Every process that the driver shows on the fleet's cards."""
+    return schemas.Holders(
+        processes=[
+            schemas.Holder(card=each.card, pid=each.pid, memory_used_bytes=each.used_bytes, session=each.session)
+            for each in fleet.holders()
+        ]
+    )
 
 
 def entry(row: LedgerRow) -> schemas.LedgerEntry:

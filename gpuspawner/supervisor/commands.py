@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from gpuspawner.errors import GPUSpawnerError
-from gpuspawner.node import cards
+from gpuspawner.node import cards, gate
 from gpuspawner.node.limits import launch
 from gpuspawner.processes import start_time
 from gpuspawner.state import Settings
@@ -61,6 +61,7 @@ async def _up(settings: Settings) -> int:
     if left:
         _say(f"Ended what an earlier run left: {', '.join(left)}.")
     require_free_ports(settings)
+    gate.Policy.from_env()  # what the service would refuse is refused here, where it is read
     plan = await asyncio.to_thread(cards.choose)
     setup.rotate_logs(settings.state / "logs")
     supervisor = Supervisor(settings, parts(settings, plan))

@@ -16,7 +16,7 @@ from typing import Literal
 
 from . import abi, build, ldcache
 from .build import DriverFiles
-from .processes import ALIVE, end_session, own_pids, session_alive, session_pids, was_started
+from .processes import ALIVE, end_session, owners, session_alive, session_pids, was_started
 
 __all__ = [
     "DriverFiles",
@@ -26,7 +26,7 @@ __all__ = [
     "SessionPlan",
     "end_session",
     "limit_path",
-    "own_pids",
+    "owners",
     "prepare",
     "probe",
     "probe_reason",

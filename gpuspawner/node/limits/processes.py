@@ -81,37 +81,44 @@ def _parents() -> dict[int, int]:
     return parents
 
 
-def own_pids(session_dir: Path, pids: Iterable[int]) -> set[int]:
-    """Which of `pids` (of the host) are in the session. Looks at those and their ancestors alone, so that it costs
-    little on a machine with many processes.
+def owners(session_dirs: Iterable[Path], pids: Iterable[int]) -> dict[int, Path]:
+    """Which of the sessions each of `pids` (of the host) is in; others are left out. Looks at those and their
+    ancestors alone, so that it costs little on a machine with many processes.
     """
     wanted = list(pids)
-    alive = read_alive(session_dir) if wanted else None
-    if alive is None:
-        return set()
-    root = alive.child if alive.pid_namespace else alive.guard
-    return {pid for pid in wanted if _in_namespace(pid, alive.pid_namespace) or _is_below(pid, root)}
+    namespaces: dict[int, Path] = {}
+    roots: dict[int, Path] = {}
+    for session_dir in session_dirs if wanted else ():
+        alive = read_alive(session_dir)
+        if alive is not None:
+            roots[alive.child if alive.pid_namespace else alive.guard] = session_dir
+            if alive.pid_namespace:
+                namespaces[alive.pid_namespace] = session_dir
+    found = {}
+    for pid in wanted if roots else ():
+        owner = namespaces.get(_namespace_of(pid)) or _ancestor_among(pid, roots)
+        if owner is not None:
+            found[pid] = owner
+    return found
 
 
-def _in_namespace(pid: int, namespace: int) -> bool:
-    if not namespace:
-        return False
+def _namespace_of(pid: int) -> int:
     try:
-        return Path(f"/proc/{pid}/ns/pid").stat().st_ino == namespace
+        return Path(f"/proc/{pid}/ns/pid").stat().st_ino
     except OSError:
-        return False
+        return 0
 
 
-def _is_below(pid: int, ancestor: int) -> bool:
-    """Whether `ancestor` is the process itself, or one from which it descends."""
+def _ancestor_among(pid: int, roots: dict[int, Path]) -> Path | None:
+    """The session whose root is the process itself, or one from which it descends."""
     while pid > 1:
-        if pid == ancestor:
-            return True
+        if pid in roots:
+            return roots[pid]
         try:
             pid = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
         except (OSError, ValueError, IndexError):
-            return False
-    return False
+            return None
+    return None
 
 
 def session_pids(session_dir: Path) -> set[int]:
@@ -137,7 +144,7 @@ def session_pids(session_dir: Path) -> set[int]:
             waiting += children.get(pid, [])
     if alive.pid_namespace:
         for pid in parents:
-            if _in_namespace(pid, alive.pid_namespace):
+            if _namespace_of(pid) == alive.pid_namespace:
                 found.add(pid)
     return found
 

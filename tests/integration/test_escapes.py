@@ -1,0 +1,205 @@
+"""Ways past the limit of memory, tried from inside a session. What came of each stands in the security page's table."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.common import until
+from support.escapes import GIB, Attempts
+from support.machine import CUDA, Machine, machine
+
+from gpuspawner.node.gate import gib
+from gpuspawner.node.limits import launch
+from gpuspawner.simulation import BIN
+
+OUT_OF_MEMORY = 2
+GRACE = 1
+
+guarded = pytest.mark.skipif(launch.probe() != "guarded", reason="this machine allows no namespaces")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="sessions have user ids of their own only under root")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    settings = {"GPUSPAWNER_EXCESS_SECONDS": str(GRACE)}
+    with machine(tmp_path_factory.mktemp("escapes"), env=settings) as found:
+        yield found
+
+
+class Mallory:
+    """A session of an eighth that wants more."""
+
+    def __init__(self, made: Machine, number: int) -> None:
+        self.machine = made
+        self.user = f"mallory{number}"
+        self.session, self.program = made.start(self.user, "1/8")
+        self.allowed = self.session["memory_bytes"]
+        home = self.program("os.environ['HOME']")
+        self.attempts = Attempts(self.program, home)
+
+    def shown(self) -> dict[str, Any]:
+        answer = self.machine.api.get(f"/sessions/{self.session['id']}")
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def codes(self) -> list[str]:
+        return [notice["code"] for notice in self.shown()["notices"]]
+
+    def excesses(self) -> list[str]:
+        events = self.machine.api.get("/events", params={"session": self.session["id"]}).json()["events"]
+        return [event["reason"] for event in reversed(events) if event["kind"] == "excess"]
+
+    def is_ended(self, pid: int) -> None:
+        """The process is seen and ended, its memory is back, the honest one lives, and everybody is told."""
+        until(lambda: self.attempts.ended(pid), 20, "the end of the process")
+        until(lambda: self.shown()["memory_used_bytes"] <= self.allowed, 20, "its memory")
+        assert self.program("1 + 1") == 2
+        until(lambda: self.codes() == ["process_ended"], 20, "the notices")
+        excesses = self.excesses()
+        assert f"may use {gib(self.allowed)}" in excesses[0]
+        assert "was ended" in excesses[-1]
+
+    def is_held(self, status: int) -> None:
+        """Nothing was got."""
+        assert status == OUT_OF_MEMORY
+        assert self.shown()["memory_used_bytes"] <= self.allowed
+        assert self.codes() == []
+
+
+@pytest.fixture
+def mallory(made: Machine) -> Iterator[Mallory]:
+    found = Mallory(made, len(made.programs))
+    yield found
+    found.program.kill()
+    until(lambda: found.shown()["state"] == "ended", 30, "the session's end")
+
+
+@guarded
+@pytest.mark.parametrize(
+    "env",
+    [
+        "{}",
+        "dict(os.environ, LD_LIBRARY_PATH='/nowhere', LD_PRELOAD='', GPUSPAWNER_LIMITS='/dev/null')",
+        "dict(os.environ, CUDA_VISIBLE_DEVICES='0,1', GPUSPAWNER_USAGE=os.environ['HOME'] + '/usage')",
+        "{k: v for k, v in os.environ.items() if k not in ('LD_LIBRARY_PATH', 'LD_PRELOAD')}",
+    ],
+    ids=["empty", "edited", "own usage file", "unset"],
+)
+def test_an_edited_environment_is_held(mallory: Mallory, env: str) -> None:
+    if env == "{}":
+        env = "{'GPUSPAWNER_SIM_SOCKET': os.environ['GPUSPAWNER_SIM_SOCKET']}"
+    _, status = mallory.attempts.by_library("libcuda.so.1", 11 * GIB, env=env)
+    mallory.is_held(status)
+
+
+@guarded
+def test_the_drivers_own_path_is_held(mallory: Mallory) -> None:
+    _, status = mallory.attempts.by_library(str(BIN / "libcuda.so.1"), 11 * GIB)
+    mallory.is_held(status)
+
+
+@guarded
+def test_the_driver_at_its_fixed_place_is_seen_and_ended(mallory: Mallory) -> None:
+    pid, status = mallory.attempts.by_library("/run/gpuspawner/driver/libcuda.so.1", 20 * GIB)
+    assert status == 0
+    mallory.is_ended(pid)
+
+
+@guarded
+def test_a_copy_of_the_driver_is_seen_and_ended(mallory: Mallory) -> None:
+    mallory.program(
+        "import shutil; shutil.copy('/run/gpuspawner/driver/libcuda.so.1', os.environ['HOME'] + '/mine.so')"
+    )
+    pid, status = mallory.attempts.by_library(mallory.program("os.environ['HOME'] + '/mine.so'"), 20 * GIB)
+    assert status == 0
+    mallory.is_ended(pid)
+
+
+@guarded
+def test_a_static_program_is_seen_and_ended(mallory: Mallory) -> None:
+    pid, status = mallory.attempts.by_socket(20 * GIB)
+    assert status == 0
+    mallory.is_ended(pid)
+
+
+@guarded
+def test_the_one_that_is_ended_is_the_one_that_took_it(mallory: Mallory) -> None:
+    """The honest program holds more, and says so; the other holds less, and does not."""
+    assert mallory.program(f"allocate({9 * GIB})") == "CUDA_SUCCESS"
+    pid, status = mallory.attempts.by_socket(4 * GIB)
+    assert status == 0
+    mallory.is_ended(pid)
+    assert mallory.program("info()[1]") == mallory.allowed
+
+
+@guarded
+def test_while_it_lasts_the_user_is_told_and_nothing_new_is_allocated(made: Machine, tmp_path: Path) -> None:
+    with machine(tmp_path, env={"GPUSPAWNER_EXCESS_POLICY": "freeze"}) as other:
+        mallory = Mallory(other, 0)
+        pid, _ = mallory.attempts.by_socket(20 * GIB)
+        until(lambda: "frozen" in mallory.codes(), what="the notices")
+        over, frozen = mallory.shown()["notices"]
+        assert (over["code"], over["deadline"], frozen["code"]) == ("over_limit", None, "frozen")
+        assert "20.13 GiB" in over["message"]
+        assert gib(mallory.allowed) in over["message"]
+        assert mallory.program("allocate(1 << 20)") == "CUDA_ERROR_OUT_OF_MEMORY"
+        assert not mallory.attempts.ended(pid)
+        mallory.program(f"started[{pid}].kill()")
+        until(lambda: mallory.codes() == [], what="the end of the notices")
+        assert mallory.program("allocate(1 << 20)") == "CUDA_SUCCESS"
+
+
+@guarded
+def test_a_second_time_there_is_no_grace(mallory: Mallory) -> None:
+    for _ in range(2):
+        pid, status = mallory.attempts.by_socket(20 * GIB)
+        assert status == 0
+        mallory.is_ended(pid)
+    assert len([reason for reason in mallory.excesses() if "was ended" in reason]) == 2
+
+
+@guarded
+def test_who_does_it_again_and_again_loses_the_session(mallory: Mallory) -> None:
+    mallory.program(
+        "argv = ["
+        + repr(mallory.attempts.tools["static"])
+        + f", os.environ['GPUSPAWNER_SIM_SOCKET'], '0', '{20 * GIB}']\n"
+        "import threading\n"
+        "def again():\n"
+        "    while True: subprocess.run(argv, stdout=subprocess.DEVNULL)\n"
+        "threading.Thread(target=again, daemon=True).start()"
+    )
+    until(lambda: mallory.shown()["state"] in ("ending", "ended"), 60, "the session's end")
+    assert "processes of it were ended within the hour" in mallory.shown()["end_reason"]
+
+
+def test_a_process_of_no_session_is_reported_and_left_alone(made: Machine) -> None:
+    code = CUDA + f"print(allocate({3 * GIB}), flush=True)\nimport time; time.sleep(1000)"
+    stranger = subprocess.Popen(
+        [sys.executable, "-c", code], env=os.environ | made.cards.env(), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == "CUDA_SUCCESS\n"
+        rows = made.api.get("/processes").json()["processes"]
+        (row,) = [row for row in rows if row["pid"] == stranger.pid]
+        assert row["session"] is None
+        assert row["memory_used_bytes"] > 3 * GIB
+        log = until(lambda: _line(made, f"process {stranger.pid} "), what="a line in the log")
+        assert "of no session" in log
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def _line(made: Machine, text: str) -> str:
+    lines = (made.state / "service.log").read_text().splitlines()
+    return next((line for line in lines if text in line), "")
