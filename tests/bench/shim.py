@@ -41,13 +41,13 @@ def environment(folder: Path, driver: Path, limit: abi.CardLimit) -> dict[str, s
     }
 
 
-def rounds(what: str) -> list[tuple[float, float]]:
-    """Nanoseconds for each call by round: directly, and through the shim."""
+def rounds(what: str, eighths: int = 8) -> list[tuple[float, float]]:
+    """Nanoseconds for each call by round: directly, and through the shim with so much of the card."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         driver, program = null_driver(folder), folder / "shim_calls"
         subprocess.run(["cc", "-O2", "-o", program, HERE / "shim_calls.c", "-ldl"], check=True)
-        variables = environment(folder, driver, abi.CardLimit(UUID, 8, 1 << 40))
+        variables = environment(folder, driver, abi.CardLimit(UUID, eighths, 1 << 40))
         shim = Path(variables["LD_LIBRARY_PATH"]) / "libcuda.so.1"
         done = subprocess.run(
             [program, driver, shim, what], env=variables, capture_output=True, text=True, check=False, timeout=300
@@ -61,12 +61,12 @@ def rounds(what: str) -> list[tuple[float, float]]:
     return found
 
 
-def added(what: str) -> float:
-    """Nanoseconds that the shim adds: the median over the rounds."""
-    found = rounds(what)
+def added(what: str, eighths: int = 8) -> float:
+    """Nanoseconds that the shim adds with so much of the card: the median over the rounds."""
+    found = rounds(what, eighths)
     differences = sorted(through - direct for direct, through in found)
     print(
-        f"{what}: {statistics.median(d for d, _ in found):.1f} ns directly, "
+        f"{what}, {eighths}/8 of the card: {statistics.median(d for d, _ in found):.1f} ns directly, "
         f"{statistics.median(t for _, t in found):.1f} ns through the shim; added, over {len(found)} rounds: "
         f"median {statistics.median(differences):.1f}, from {differences[0]:.1f} to {differences[-1]:.1f}"
     )

@@ -74,7 +74,9 @@ struct abi_usage_file {
     _Atomic uint64_t pending[ABI_CARDS][ABI_SLOTS];
     struct abi_compute {
         _Atomic uint64_t paid_until; /* CLOCK_MONOTONIC in ns: up to here the session's part of the card's time is spent */
-        _Atomic uint64_t reserved[7];
+        _Atomic uint64_t buyer;      /* pid of the process that spent last */
+        _Atomic uint64_t many_until; /* same clock: until then several processes are taken to be computing */
+        _Atomic uint64_t reserved[5];
     } compute[ABI_CARDS];
     uint8_t rest[ABI_CARDS * ABI_SLOTS * 12 - ABI_CARDS * 64];
 };

@@ -359,6 +359,12 @@ void accounts_release(int card, uint64_t bytes)
         ;
 }
 
+struct abi_compute *accounts_compute(int card)
+{
+    struct abi_usage_file *usage = card == NO_CARD ? NULL : map_file();
+    return usage != NULL ? &usage->compute[card] : NULL;
+}
+
 void accounts_reclaim(void)
 {
     struct abi_usage_file *usage = map_file();

@@ -9,6 +9,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define LIKELY(x) __builtin_expect(!!(x), 1)
 
 /* Each shim's own: called in the child after a fork. */
 void shim_after_fork(void);
@@ -38,6 +39,7 @@ struct card_limit {
 };
 struct compute_limit {
     uint32_t part, from; /* thousandths of the card's time; of the period, after which they begin */
+    bool burst;          /* the node may take some of it back at any moment */
 };
 /* All fail closed: without a limit file that can be believed there are no cards and no memory, and one line says why. */
 bool limits_ready(void);
@@ -52,6 +54,8 @@ static inline uint64_t limits_room(int card)
 }
 void limits_uuid(int card, uint8_t uuid[16]);
 uint64_t limits_generation(void);
+extern const _Atomic uint64_t *_Atomic limits_word; /* the generation in the file; NULL: not mapped yet */
+int limits_count(void); /* positions: cards that are the session's or were */
 void limits_after_fork(void);
 
 /* accounts.c: the session's usage, over all its processes. */
@@ -63,6 +67,8 @@ void accounts_add(int card, uint64_t bytes);
 void accounts_release(int card, uint64_t bytes);
 /* Bytes that the session uses of the card, as counted; UINT64_MAX if that cannot be known. */
 uint64_t accounts_used(int card);
+/* What the session has spent of the card's time; NULL: no usage file. */
+struct abi_compute *accounts_compute(int card);
 /* Gives back what dead processes held. */
 void accounts_reclaim(void);
 struct account {

@@ -25,7 +25,9 @@ enum {
     CUDA_SUCCESS = 0,
     CUDA_ERROR_INVALID_VALUE = 1,
     CUDA_ERROR_OUT_OF_MEMORY = 2,
+    CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_NOT_SUPPORTED = 801,
+    CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
 };
 
 struct location { /* CUmemLocation */
@@ -128,6 +130,24 @@ struct array3d_descriptor_v1 {
     S(cuGraphLaunch, cuGraphLaunch, 10000, 0)                                                                           \
     S(cuGraphLaunch_ptsz, cuGraphLaunch, 10000, 1)                                                                      \
     S(cuDeviceGraphMemTrim, cuDeviceGraphMemTrim, 11040, 0)                                                             \
+    S(cuLaunch, cuLaunch, 2000, 0)                                                                                      \
+    S(cuLaunchGrid, cuLaunchGrid, 2000, 0)                                                                              \
+    S(cuLaunchGridAsync, cuLaunchGridAsync, 2000, 0)                                                                    \
+    S(cuLaunchKernel, cuLaunchKernel, 4000, 0)                                                                          \
+    S(cuLaunchKernel_ptsz, cuLaunchKernel, 7000, 1)                                                                     \
+    S(cuLaunchKernelEx, cuLaunchKernelEx, 11060, 0)                                                                     \
+    S(cuLaunchKernelEx_ptsz, cuLaunchKernelEx, 11060, 1)                                                                \
+    S(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel, 9000, 0)                                                    \
+    S(cuLaunchCooperativeKernel_ptsz, cuLaunchCooperativeKernel, 9000, 1)                                               \
+    S(cuLaunchCooperativeKernelMultiDevice, cuLaunchCooperativeKernelMultiDevice, 9000, 0)                              \
+    S(cuStreamBeginCapture, cuStreamBeginCapture, 10000, 0)                                                             \
+    S(cuStreamBeginCapture_ptsz, cuStreamBeginCapture, 10000, 1)                                                        \
+    S(cuStreamBeginCapture_v2, cuStreamBeginCapture, 10010, 0)                                                          \
+    S(cuStreamBeginCapture_v2_ptsz, cuStreamBeginCapture, 10010, 1)                                                     \
+    S(cuStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph, 12030, 0)                                               \
+    S(cuStreamBeginCaptureToGraph_ptsz, cuStreamBeginCaptureToGraph, 12030, 1)                                          \
+    S(cuStreamEndCapture, cuStreamEndCapture, 10000, 0)                                                                 \
+    S(cuStreamEndCapture_ptsz, cuStreamEndCapture, 10000, 1)                                                            \
     S(cuStreamSynchronize, cuStreamSynchronize, 2000, 0)                                                                \
     S(cuStreamSynchronize_ptsz, cuStreamSynchronize, 7000, 1)                                                           \
     S(cuEventSynchronize, cuEventSynchronize, 2000, 0)                                                                  \
@@ -136,6 +156,18 @@ struct array3d_descriptor_v1 {
 
 /* What we only call. */
 #define HELPERS(S)                                                                                                      \
+    S(cuCtxPushCurrent_v2, cuCtxPushCurrent, 4000, 0)                                                                   \
+    S(cuCtxPopCurrent_v2, cuCtxPopCurrent, 4000, 0)                                                                     \
+    S(cuStreamQuery, cuStreamQuery, 2000, 0)                                                                            \
+    S(cuStreamQuery_ptsz, cuStreamQuery, 7000, 1)                                                                       \
+    S(cuStreamGetCtx, cuStreamGetCtx, 9020, 0)                                                                          \
+    S(cuEventCreate, cuEventCreate, 2000, 0)                                                                            \
+    S(cuEventDestroy_v2, cuEventDestroy, 4000, 0)                                                                       \
+    S(cuEventRecord, cuEventRecord, 2000, 0)                                                                            \
+    S(cuEventRecord_ptsz, cuEventRecord, 7000, 1)                                                                       \
+    S(cuEventQuery, cuEventQuery, 2000, 0)                                                                              \
+    S(cuEventElapsedTime, cuEventElapsedTime, 2000, 0)                                                                  \
+    S(cuEventElapsedTime_v2, cuEventElapsedTime, 12080, 0)                                                              \
     S(cuCtxGetDevice, cuCtxGetDevice, 2000, 0)                                                                          \
     S(cuCtxGetCurrent, cuCtxGetCurrent, 4000, 0)                                                                        \
     S(cuDeviceGetUuid, cuDeviceGetUuid, 9020, 0)                                                                        \
@@ -161,7 +193,13 @@ enum symbol {
 };
 
 /* cuda_entry.c. The driver's own function; NULL where the driver has none. */
-void *real(enum symbol symbol);
+extern void *_Atomic reals[SYMBOL_COUNT];
+void *find_real(enum symbol symbol);
+static inline void *real(enum symbol symbol)
+{
+    void *function = atomic_load_explicit(&reals[symbol], memory_order_acquire);
+    return LIKELY(function != NULL) ? function : find_real(symbol);
+}
 /* Calls it; NOT_SUPPORTED where the driver has none. `type` is the parameter list. */
 #define REAL(symbol, type, ...)                                                                                         \
     ({                                                                                                                  \

@@ -1,7 +1,7 @@
 /* Contexts. The driver takes memory for each that no call asked for; how much, the node measures once per card and writes
  * into the limit file (`context_bytes`). That amount is charged before a context is made and given back when it ends, with
  * everything that lived in it. */
-#include "cuda.h"
+#include "throttle.h"
 
 #include <pthread.h>
 
@@ -48,6 +48,7 @@ static bool charge(CUdevice device, int *card, uint64_t *bytes)
 
 static void forget(CUcontext context)
 {
+    samples_context_ended(context);
     table_end_context(context);
     vmm_context_ended(context);
     pools_changed();

@@ -1,5 +1,5 @@
 /* How a program reaches us: by symbol, since we are libcuda.so.1 to it, and by cuGetProcAddress. */
-#include "cuda.h"
+#include "throttle.h"
 
 #include <string.h>
 
@@ -24,16 +24,13 @@ static const struct {
 #undef S
 };
 
-static void *_Atomic reals[SYMBOL_COUNT];
+void *_Atomic reals[SYMBOL_COUNT];
 
-void *real(enum symbol symbol)
+void *find_real(enum symbol symbol)
 {
-    void *function = atomic_load_explicit(&reals[symbol], memory_order_acquire);
-    if (UNLIKELY(function == NULL)) {
-        function = driver_symbol(symbols[symbol].symbol);
-        if (function != NULL)
-            atomic_store_explicit(&reals[symbol], function, memory_order_release);
-    }
+    void *function = driver_symbol(symbols[symbol].symbol);
+    if (function != NULL)
+        atomic_store_explicit(&reals[symbol], function, memory_order_release);
     return function;
 }
 
@@ -87,4 +84,6 @@ void shim_after_fork(void)
     vmm_after_fork();
     contexts_after_fork();
     graphs_after_fork();
+    samples_after_fork();
+    throttle_after_fork();
 }

@@ -2,7 +2,7 @@
  * it for graphs until it is trimmed; it says how much that is (CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT), by device. So the
  * size of a graph is found when it is instantiated, and reserved before a launch that may take it. Graphs without such
  * nodes are not looked at. */
-#include "cuda.h"
+#include "throttle.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -243,14 +243,21 @@ static CUresult run(run_function function, CUgraphExec exec, CUstream stream, bo
     return result;
 }
 
-EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
+/* All that it runs is one launch. */
+static CUresult launch(enum symbol symbol, CUgraphExec exec, CUstream stream, bool per_thread)
 {
-    return run((run_function)real(SYM_cuGraphLaunch), exec, stream, false);
+    bool leave = throttle_enter((uint64_t)(uintptr_t)exec, stream, per_thread);
+    CUresult result = run((run_function)real(symbol), exec, stream, per_thread);
+    if (UNLIKELY(leave))
+        throttle_leave(&throttle_timed, result);
+    return result;
 }
+
+EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) { return launch(SYM_cuGraphLaunch, exec, stream, false); }
 
 EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
 {
-    return run((run_function)real(SYM_cuGraphLaunch_ptsz), exec, stream, true);
+    return launch(SYM_cuGraphLaunch_ptsz, exec, stream, true);
 }
 
 EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream stream)
@@ -351,6 +358,7 @@ EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph sou
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
 {
     struct held held;
+    throttle_forget((uint64_t)(uintptr_t)exec);
     if (atomic_load_explicit(&graphs, memory_order_relaxed) == 0)
         return REAL(cuGraphExecDestroy, (CUgraphExec), exec);
     pthread_mutex_lock(&lock);

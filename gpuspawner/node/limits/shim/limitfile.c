@@ -12,6 +12,7 @@
 #define TRIES 10000
 
 static struct abi_limit_file *_Atomic file;
+const _Atomic uint64_t *_Atomic limits_word;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* The copy last believed, field by field, so that a lookup is a few loads: `seen` is its generation, 0 for none. */
@@ -19,7 +20,7 @@ static _Atomic uint64_t seen;
 static struct {
     _Atomic uint64_t memory_bytes, context_bytes;
     _Atomic uint32_t compute, compute_from;
-    _Atomic bool present, frozen;
+    _Atomic bool present, frozen, burst;
 } current[ABI_CARDS];
 static uint8_t uuids[ABI_CARDS][16]; /* a position never changes its card */
 static _Atomic int positions;
@@ -71,6 +72,7 @@ static bool map_file(void)
         return false;
     }
     atomic_store_explicit(&file, candidate, memory_order_release);
+    atomic_store_explicit(&limits_word, &candidate->generation, memory_order_release);
     return true;
 }
 
@@ -90,6 +92,7 @@ static void believe(const struct abi_limits *limits)
         atomic_store_explicit(&current[i].compute, present ? part(entry->compute) : 0, memory_order_relaxed);
         atomic_store_explicit(&current[i].compute_from, part(entry->compute_from), memory_order_relaxed);
         atomic_store_explicit(&current[i].frozen, (entry->flags & ABI_ENTRY_FROZEN) != 0, memory_order_relaxed);
+        atomic_store_explicit(&current[i].burst, (entry->flags & ABI_ENTRY_BURST) != 0, memory_order_relaxed);
         atomic_store_explicit(&current[i].present, present, memory_order_relaxed);
     }
     if ((int)limits->count > known)
@@ -163,13 +166,16 @@ struct card_limit limits_of(int card)
 
 struct compute_limit limits_compute(int card)
 {
-    struct compute_limit limit = {0, 0};
+    struct compute_limit limit = {0, 0, false};
     if (card == NO_CARD || !limits_ready())
         return limit;
     limit.part = atomic_load_explicit(&current[card].compute, memory_order_relaxed);
+    limit.burst = atomic_load_explicit(&current[card].burst, memory_order_relaxed);
     limit.from = atomic_load_explicit(&current[card].compute_from, memory_order_relaxed);
     return limit;
 }
+
+int limits_count(void) { return limits_ready() ? atomic_load_explicit(&positions, memory_order_acquire) : 0; }
 
 void limits_uuid(int card, uint8_t uuid[16]) { memcpy(uuid, uuids[card], 16); }
 

@@ -29,6 +29,8 @@ bool channel_open(unsigned card) {
     return true;
 }
 
+bool channel_is_open(unsigned card) { return driver.channels[card].page != NULL; }
+
 static uint64_t tail_of(struct channel *channel) { return __atomic_load_n(&channel->page->tail, __ATOMIC_ACQUIRE); }
 
 bool channel_done(unsigned card, uint64_t ticket) {

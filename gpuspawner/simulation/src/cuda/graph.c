@@ -1,5 +1,6 @@
 /* Graphs of memory nodes: made, instantiated and launched as on a real card, where memory comes with the first launch or
- * upload and stays for graphs until it is trimmed. Other kinds of nodes, empty ones apart, are not supported. */
+ * upload and stays for graphs until it is trimmed. In timed mode kernel nodes take time, one after the other. Other kinds
+ * of nodes, empty ones apart, are not supported. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,7 +8,7 @@
 
 #define UP(value, unit) (((value) + (unit) - 1) & ~((uint64_t)(unit) - 1))
 
-enum { TYPE_EMPTY = 5, TYPE_ALLOCATION = 10, TYPE_FREE = 11 };
+enum { TYPE_KERNEL = 0, TYPE_EMPTY = 5, TYPE_ALLOCATION = 10, TYPE_FREE = 11 };
 enum { FLAG_AUTO_FREE = 1, FLAG_UPLOAD = 2, FLAGS = 0xf };
 enum { USED_CURRENT, USED_HIGH, RESERVED_CURRENT, RESERVED_HIGH };
 
@@ -18,9 +19,18 @@ typedef struct {
     CUdeviceptr pointer;
 } CUDA_MEM_ALLOC_NODE_PARAMS;
 
+typedef struct { /* the first form ends before `kernel` */
+    CUfunction function;
+    struct size size;
+    void **parameters, **extra;
+    CUfunction kernel;
+    CUcontext context;
+} CUDA_KERNEL_NODE_PARAMS;
+
 typedef struct {
     int type, reserved[3];
     union {
+        CUDA_KERNEL_NODE_PARAMS kernel;
         CUDA_MEM_ALLOC_NODE_PARAMS allocation;
         CUdeviceptr freed;
         long long room[29];
@@ -40,6 +50,7 @@ struct graph_node {
     int type;
     CUDA_MEM_ALLOC_NODE_PARAMS params; /* allocation */
     CUdeviceptr freed;
+    uint64_t duration_ns; /* kernel */
     struct graph_node *next;
 };
 
@@ -204,6 +215,31 @@ API cuGraphAddEmptyNode(struct graph_node **out, struct graph *graph, struct gra
     return result;
 }
 
+static CUresult add_kernel(struct graph_node **out, struct graph *graph, CUfunction function, const struct size *size) {
+    NEED_CONTEXT(context);
+    uint64_t duration_ns;
+    CUresult result = launch_duration(context, function, size, &duration_ns);
+    if (result) return result;
+    struct graph_node *node;
+    LOCK();
+    if (!(result = add(out, graph, TYPE_KERNEL, &node))) node->duration_ns = duration_ns;
+    UNLOCK();
+    return result;
+}
+
+API cuGraphAddKernelNode(struct graph_node **out, struct graph *graph, struct graph_node *const *after, size_t count,
+                         const CUDA_KERNEL_NODE_PARAMS *params) {
+    (void)after, (void)count;
+    return params ? add_kernel(out, graph, params->function, &params->size) : CUDA_ERROR_INVALID_VALUE;
+}
+
+API cuGraphAddKernelNode_v2(struct graph_node **out, struct graph *graph, struct graph_node *const *after, size_t count,
+                            const CUDA_KERNEL_NODE_PARAMS *params) {
+    (void)after, (void)count;
+    if (!params) return CUDA_ERROR_INVALID_VALUE;
+    return add_kernel(out, graph, params->function ? params->function : params->kernel, &params->size);
+}
+
 /* A node that follows a free directly has the freed address again, if it fits there. */
 static CUdeviceptr address_of(struct graph_node *const *after, size_t count, size_t bytes) {
     for (size_t i = 0; i < count; i++) {
@@ -256,6 +292,7 @@ API cuGraphAddNode(struct graph_node **out, struct graph *graph, struct graph_no
                    CUgraphNodeParams *params) {
     if (!params) return CUDA_ERROR_INVALID_VALUE;
     switch (params->type) {
+    case TYPE_KERNEL: return cuGraphAddKernelNode_v2(out, graph, after, count, &params->kernel);
     case TYPE_EMPTY: return cuGraphAddEmptyNode(out, graph, after, count);
     case TYPE_ALLOCATION: return cuGraphAddMemAllocNode(out, graph, after, count, &params->allocation);
     case TYPE_FREE: return cuGraphAddMemFreeNode(out, graph, after, count, params->freed);
@@ -366,10 +403,14 @@ static CUresult launch(struct graph_exec *exec, CUstream handle, CUresult (*what
     CHECK(exec, KIND_EXEC);
     struct stream *stream;
     CUresult result = stream_of(handle, &stream);
-    if (result || (result = stream_wait(stream))) return result;
+    if (result || (exec->ordinal >= 0 && (result = stream_wait(stream)))) return result;
     LOCK();
     result = what(exec);
     UNLOCK();
+    struct graph_node *node = what == run ? exec->graph->nodes : NULL;
+    for (; node && !result; node = node->next)
+        if (node->type == TYPE_KERNEL)
+            result = stream_submit(stream, &(struct operation){.kind = OP_LAUNCH, .duration_ns = node->duration_ns});
     return result;
 }
 

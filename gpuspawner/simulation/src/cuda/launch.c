@@ -24,42 +24,62 @@ static uint64_t duration(CUcontext context, const char *name, uint64_t blocks, u
     return (all + room - 1) / room * driver.page->kernel_wave_ns;
 }
 
-static CUresult launch(CUfunction function, const unsigned grid[3], const unsigned block[3], unsigned shared,
-                       CUstream handle) {
-    struct stream *stream;
-    CUresult result = stream_of(handle, &stream);
-    if (result) return result;
+CUresult launch_duration(CUcontext context, CUfunction function, const struct size *size, uint64_t *duration_ns) {
     const char *name = function_name(function);
     if (!name) return CUDA_ERROR_INVALID_HANDLE;
+    const unsigned *grid = size->grid, *block = size->block;
     uint64_t blocks = (uint64_t)grid[0] * grid[1] * grid[2], threads = (uint64_t)block[0] * block[1] * block[2];
     if (!grid[0] || !grid[1] || !grid[2] || grid[0] > 0x7fffffff || grid[1] > 65535 || grid[2] > 65535 || !threads ||
         block[0] > 1024 || block[1] > 1024 || block[2] > 64 || threads > 1024 ||
-        shared > card_of(stream->context)->model.shared_per_block_optin)
+        size->shared > card_of(context)->model.shared_per_block_optin)
         return CUDA_ERROR_INVALID_VALUE;
     if (!driver.page->timed) return refuse();
-    struct operation operation = {.kind = OP_LAUNCH, .duration_ns = duration(stream->context, name, blocks, threads)};
-    return stream_submit(stream, &operation);
+    *duration_ns = duration(context, name, blocks, threads);
+    return CUDA_SUCCESS;
+}
+
+static CUresult launch(CUfunction function, const struct size *size, CUstream handle) {
+    struct stream *stream;
+    struct operation operation = {.kind = OP_LAUNCH};
+    CUresult result = stream_of(handle, &stream);
+    if (!result) result = launch_duration(stream->context, function, size, &operation.duration_ns);
+    return result ? result : stream_submit(stream, &operation);
 }
 
 API cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                    unsigned shared, CUstream stream, void **parameters, void **extra) {
     (void)parameters, (void)extra;
-    return launch(function, (unsigned[]){gx, gy, gz}, (unsigned[]){bx, by, bz}, shared, stream);
+    return launch(function, &(struct size){{gx, gy, gz}, {bx, by, bz}, shared}, stream);
 }
 ALIAS(cuLaunchKernel_ptsz, cuLaunchKernel);
 
 API cuLaunchCooperativeKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                               unsigned bz, unsigned shared, CUstream stream, void **parameters) {
     (void)parameters;
-    return launch(function, (unsigned[]){gx, gy, gz}, (unsigned[]){bx, by, bz}, shared, stream);
+    return launch(function, &(struct size){{gx, gy, gz}, {bx, by, bz}, shared}, stream);
 }
 ALIAS(cuLaunchCooperativeKernel_ptsz, cuLaunchCooperativeKernel);
+
+typedef struct { CUfunction function; struct size size; CUstream stream; void **parameters; } CUDA_LAUNCH_PARAMS;
+
+API cuLaunchCooperativeKernelMultiDevice(const CUDA_LAUNCH_PARAMS *list, unsigned count, unsigned flags) {
+    (void)flags;
+    if (!list || !count) return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < count; i++) {
+        CUresult result = (uintptr_t)list[i].stream <= 2 ? CUDA_ERROR_INVALID_VALUE
+                                                         : launch(list[i].function, &list[i].size, list[i].stream);
+        if (result) return result;
+    }
+    return CUDA_SUCCESS;
+}
 
 API cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
     (void)parameters, (void)extra;
     if (!config) return CUDA_ERROR_INVALID_VALUE;
-    return launch(function, (unsigned[]){config->grid_x, config->grid_y, config->grid_z},
-                  (unsigned[]){config->block_x, config->block_y, config->block_z}, config->shared_bytes, config->stream);
+    return launch(function,
+                  &(struct size){{config->grid_x, config->grid_y, config->grid_z},
+                                 {config->block_x, config->block_y, config->block_z}, config->shared_bytes},
+                  config->stream);
 }
 ALIAS(cuLaunchKernelEx_ptsz, cuLaunchKernelEx);
 

@@ -303,6 +303,7 @@ extern pthread_cond_t work_done;
 
 /* channel.c: timed mode */
 bool channel_open(unsigned card);
+bool channel_is_open(unsigned card);
 uint64_t channel_push(unsigned card, uint64_t duration_ns, uint32_t event_slot);
 bool channel_done(unsigned card, uint64_t ticket);
 void channel_wait(unsigned card, uint64_t ticket);
@@ -311,6 +312,10 @@ uint32_t channel_slot(unsigned card);
 void channel_slot_retire(unsigned card, uint32_t slot, uint64_t ticket);
 uint64_t channel_event_ns(unsigned card, uint32_t slot);
 void channels_after_fork(void);
+
+/* launch.c: how long a kernel takes, if it may be launched like this. */
+struct size { unsigned grid[3], block[3], shared; };
+CUresult launch_duration(CUcontext context, CUfunction function, const struct size *size, uint64_t *duration_ns);
 
 /* module.c */
 const char *function_name(CUfunction function);

@@ -115,7 +115,8 @@ CUresult stream_submit(struct stream *stream, const struct operation *operation)
     if (later) {
         result = enqueue(stream, operation);
     } else if (operation->kind == OP_RECORD) {
-        if (launches_done(stream)) event_stamp(operation->event.event, operation->event.record, clock_ns());
+        /* In timed mode it comes when the process has its turn on the card, as on a real one. */
+        if (launches_done(stream) && !channel_is_open(stream->context->card)) event_stamp(operation->event.event, operation->event.record, clock_ns());
         else event_to_ring(operation->event.event, operation->event.record, stream);
     }
     pthread_mutex_unlock(&work_lock);

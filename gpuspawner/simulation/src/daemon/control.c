@@ -168,24 +168,29 @@ static void set_lost(unsigned index, bool lost) {
 }
 
 static int state_json(char *reply, size_t size) {
-    size_t n = (size_t)snprintf(reply, size, "{\"timed\":%s,\"clients\":%u,\"xids\":%u,\"cards\":[",
-                                sim.page->timed ? "true" : "false", sim.client_count, sim.page->xid_count);
+    timed_advance_all(); /* so that times are those of now */
+    size_t n = (size_t)snprintf(reply, size, "{\"timed\":%s,\"clock_ns\":%llu,\"clients\":%u,\"xids\":%u,\"cards\":[",
+                                sim.page->timed ? "true" : "false", (unsigned long long)now_ns(), sim.client_count,
+                                sim.page->xid_count);
     for (unsigned i = 0; i < sim.page->card_count; i++) {
         const struct sim_card *card = &sim.page->cards[i];
         n += (size_t)snprintf(reply + n, size - n,
                               "%s{\"index\":%u,\"model\":\"%s\",\"name\":\"%s\",\"uuid\":\"%s\","
-                              "\"memory_bytes\":%llu,\"used_bytes\":%llu,\"contexts\":%u,\"lost\":%s}",
+                              "\"memory_bytes\":%llu,\"used_bytes\":%llu,\"contexts\":%u,\"lost\":%s,\"busy_ns\":%llu}",
                               i ? "," : "", i, card->model.slug, card->model.name, card->uuid,
                               (unsigned long long)card->model.memory_bytes, (unsigned long long)card->used,
-                              card->contexts, card->lost ? "true" : "false");
+                              card->contexts, card->lost ? "true" : "false",
+                              (unsigned long long)sim.cards[i].total_ns);
     }
     n += (size_t)snprintf(reply + n, size - n, "],\"processes\":[");
     bool first = true;
     for (const struct client *client = sim.clients; client && n + 512 < size; client = client->next)
         for (unsigned i = 0; i < SIM_MAX_PLACES; i++)
             if (client->used[i]) {
-                n += (size_t)snprintf(reply + n, size - n, "%s{\"pid\":%d,\"card\":%u,\"used_bytes\":%llu}",
-                                      first ? "" : ",", (int)client->pid, i, (unsigned long long)client->used[i]);
+                n += (size_t)snprintf(reply + n, size - n,
+                                      "%s{\"pid\":%d,\"card\":%u,\"used_bytes\":%llu,\"busy_ns\":%llu}",
+                                      first ? "" : ",", (int)client->pid, i, (unsigned long long)client->used[i],
+                                      (unsigned long long)(client->queues[i] ? client->queues[i]->total_ns : 0));
                 first = false;
             }
     snprintf(reply + n, size - n, "]}");

@@ -30,7 +30,8 @@ struct queue { /* timed mode: one process's channel on one card */
     uint64_t done;      /* our own count; the page's copy could be changed by the client */
     uint64_t remaining_ns;
     bool started;
-    uint64_t busy_ns; /* in the current reading of utilisation */
+    uint64_t busy_ns;  /* in the current reading of utilisation */
+    uint64_t total_ns; /* ever */
 };
 
 struct client {
@@ -56,6 +57,7 @@ struct daemon_card {
     uint64_t now_ns;      /* up to here the card's work has been played */
     uint64_t slice_left_ns;
     uint64_t busy_ns, window_start_ns;
+    uint64_t total_ns; /* busy, ever */
 };
 
 struct state {

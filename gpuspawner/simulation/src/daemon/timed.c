@@ -146,6 +146,8 @@ static bool advance(unsigned index, uint64_t now) {
         card->now_ns += run;
         card->busy_ns += run;
         queue->busy_ns += run;
+        card->total_ns += run;
+        queue->total_ns += run;
         queue->remaining_ns -= run;
         card->slice_left_ns -= run;
         if (!queue->remaining_ns) {
