@@ -3,7 +3,7 @@
  * calls is not the launch's. Events belong to a context and are used again. */
 #include "throttle.h"
 
-#include <pthread.h>
+#include <sched.h>
 
 #define MOST 64
 #define MOST_STREAMS 4 /* asked about at a time */
@@ -17,14 +17,19 @@ static struct sample {
     uint64_t number;
     struct reading reading;
 } samples[MOST];
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_flag locked = ATOMIC_FLAG_INIT;
 static uint64_t next_number;
 static _Atomic int pending;
 static _Atomic int64_t ahead_ns;
 
-void samples_lock(void) { pthread_mutex_lock(&lock); }
-bool samples_try_lock(void) { return pthread_mutex_trylock(&lock) == 0; }
-void samples_unlock(void) { pthread_mutex_unlock(&lock); }
+bool samples_try_lock(void) { return !atomic_flag_test_and_set_explicit(&locked, memory_order_acquire); }
+void samples_unlock(void) { atomic_flag_clear_explicit(&locked, memory_order_release); }
+
+void samples_lock(void)
+{
+    while (!samples_try_lock())
+        sched_yield();
+}
 int samples_pending(void) { return pending; }
 int64_t samples_ahead_ns(void) { return ahead_ns; }
 
@@ -211,7 +216,7 @@ void samples_context_ended(CUcontext context)
 
 void samples_after_fork(void)
 {
-    pthread_mutex_init(&lock, NULL);
+    samples_unlock();
     for (int i = 0; i < MOST; i++)
         samples[i] = (struct sample){0};
     pending = 0;

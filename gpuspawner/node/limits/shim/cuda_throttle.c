@@ -10,7 +10,7 @@
 
 #include "budget.h"
 
-#include <pthread.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -43,6 +43,7 @@ _Atomic int throttle_mode = THROTTLE_FREE;
 static _Atomic int captures;
 static _Atomic bool by_the_clock; /* no times can be had from this driver */
 static _Atomic int failures, unknown_timed;
+static atomic_flag looking = ATOMIC_FLAG_INIT;
 
 /* Launches of one kind. Threads write these at once: one that is lost is of no account. */
 static struct kind {
@@ -68,6 +69,7 @@ void throttle_after_fork(void)
 {
     for (int i = 0; i < KINDS; i++)
         SET(kinds[i].key, 0);
+    atomic_flag_clear(&looking);
     SET(captures, 0);
     SET(unknown_timed, 0);
     own.credit_ns = 0;
@@ -84,7 +86,7 @@ void throttle_capture(int more)
 static bool mps_is_on(void)
 {
     char path[512];
-    struct stat status;
+    struct statx status;
     const char *folder = getenv("CUDA_MPS_PIPE_DIRECTORY");
     snprintf(path, sizeof path, "%.480s/control", folder != NULL && folder[0] != '\0' ? folder : "/tmp/nvidia-mps");
 #ifdef HOST_FLAVOUR
@@ -92,8 +94,8 @@ static bool mps_is_on(void)
 #else
     bool anyone = false;
 #endif
-    return stat(path, &status) == 0 && (S_ISFIFO(status.st_mode) || S_ISSOCK(status.st_mode)) &&
-           (anyone || status.st_uid != getuid());
+    return statx(AT_FDCWD, path, 0, STATX_BASIC_STATS, &status) == 0 &&
+           (S_ISFIFO(status.stx_mode) || S_ISSOCK(status.stx_mode)) && (anyone || status.stx_uid != getuid());
 }
 
 /* With burst all of a card is held, too: not back, but so that not much is launched ahead when the node takes it back. */
@@ -105,9 +107,8 @@ static bool is_held(int card)
 
 static void look(uint64_t generation)
 {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static atomic_flag said_mps = ATOMIC_FLAG_INIT, said_times = ATOMIC_FLAG_INIT;
-    if (generation == 0 || pthread_mutex_trylock(&lock) != 0)
+    if (generation == 0 || atomic_flag_test_and_set(&looking))
         return; /* what was in force stays so */
     int count = limits_count(), found = THROTTLE_FREE, parts = 0;
     for (int card = 0; card < count; card++) {
@@ -123,7 +124,7 @@ static void look(uint64_t generation)
     }
     SET(throttle_mode, found);
     SET(throttle_seen, generation);
-    pthread_mutex_unlock(&lock);
+    atomic_flag_clear(&looking);
 }
 
 /* By the system call itself: a launch must not become a point at which a thread can be cancelled. */
