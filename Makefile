@@ -17,7 +17,7 @@ limits_src := $(wildcard gpuspawner/node/limits/Makefile $(shell find gpuspawner
 lab_src := $(shell find extensions/lab/src extensions/lab/style -type f 2>/dev/null) $(wildcard extensions/lab/tsconfig*.json)
 lab_py := $(shell find extensions/lab/gpuspawner_lab extensions/lab/jupyter-config -type f -not -path '*/labextension/*' -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help up stop status test lint bench setup setup-dev lock clean
+.PHONY: help up stop status test soak lint bench setup setup-dev lock clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -35,6 +35,9 @@ status: ## show the cards and the sessions
 
 test: setup-dev ## check style and types and run every test
 	@tools/test
+
+soak: setup-dev ## let people, clocks and faults do what they will for half an hour (GPUSPAWNER_SOAK_SECONDS)
+	@GPUSPAWNER_SOAK_SECONDS=$${GPUSPAWNER_SOAK_SECONDS:-1800} $(PY) -m pytest -q -s tests/integration/test_properties.py
 
 lint: setup-dev ## check style and types only
 	@tools/test lint

@@ -6,6 +6,7 @@ things are in GPUSPAWNER_STATE, GPUSPAWNER_PORT and GPUSPAWNER_BASE_URL. A hub o
     c.JupyterHub.spawner_class = "local-gpu"
 """
 
+from gpuspawner.idle import IdleTimes
 from gpuspawner.spawner.templates import TEMPLATES
 from gpuspawner.state import Settings
 
@@ -68,19 +69,32 @@ c.JupyterHub.services = [
         ],
     }
 ]
+idle = IdleTimes.from_env()
+if idle.on:  # servers say how long nothing was done in them
+    c.LocalGPUSpawner.environment["GPUSPAWNER_ACTIVITY_SECONDS"] = f"{idle.check:g}"
+if idle.cull is not None:  # the supervisor runs it; this is its token and what that may do
+    c.JupyterHub.services.append(
+        {"name": "gpuspawner-culler", "api_token": settings.secret("culler_token"), "display": False}
+    )
 c.JupyterHub.custom_scopes = {
     "custom:gpuspawner:read": {"description": "See GPU sessions: their share, cards, memory and price."},
     "custom:gpuspawner:resize": {"description": "Change the share of a running GPU session."},
+    "custom:gpuspawner:activity": {"description": "Say how long nothing was done in a GPU session."},
     "custom:gpuspawner:admin": {
         "description": "Everything with every GPU session, ending it included.",
-        "subscopes": ["custom:gpuspawner:read", "custom:gpuspawner:resize"],
+        "subscopes": ["custom:gpuspawner:read", "custom:gpuspawner:resize", "custom:gpuspawner:activity"],
     },
 }
 c.JupyterHub.load_roles = [
     {
         "name": "user",
         "description": "Standard user privileges",
-        "scopes": ["self", "custom:gpuspawner:read!user", "custom:gpuspawner:resize!user"],
+        "scopes": [
+            "self",
+            "custom:gpuspawner:read!user",
+            "custom:gpuspawner:resize!user",
+            "custom:gpuspawner:activity!user",  # a server's token has no scope that its user has not
+        ],
     },
     {
         "name": "server",
@@ -90,6 +104,7 @@ c.JupyterHub.load_roles = [
             "access:servers!server",
             "custom:gpuspawner:read!server",
             "custom:gpuspawner:resize!server",
+            "custom:gpuspawner:activity!server",
         ],
     },
     {
@@ -105,3 +120,18 @@ c.JupyterHub.load_roles = [
         "services": ["gpuspawner"],
     },
 ]
+if idle.cull is not None:
+    c.JupyterHub.load_roles.append(
+        {
+            "name": "gpuspawner-culler",
+            "description": "See which servers run, hear whether they are idle, and stop them",
+            "scopes": [
+                "list:users",
+                "read:servers",
+                "delete:servers",
+                "custom:gpuspawner:read",
+                "custom:gpuspawner:activity",
+            ],
+            "services": ["gpuspawner-culler"],
+        }
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -125,6 +126,9 @@ class Fleet(Protocol):
     def used_bytes(self, session: str) -> int | None:
         """Card memory that the driver shows for the session; None when unknown."""
         ...
+
+    def busy(self) -> Mapping[str, bool | None]:
+        """Whether the driver shows work of each session since the last question; None where it cannot say."""
 
     def notices(self, session: str) -> list[Notice]:
         """What the session's user should know now."""

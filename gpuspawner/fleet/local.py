@@ -73,6 +73,10 @@ class LocalFleet:
         """Every process that holds memory of a card."""
         return [Holder(each.card, each.pid, each.used_bytes, each.session) for each in self._agent.holders()]
 
+    def busy(self) -> dict[str, bool | None]:
+        """Whether the driver shows work of each session since the last question."""
+        return self._agent.busy()
+
     def watch(self) -> list[FleetChange]:
         """What happened since the last look."""
         return [FleetChange(change.session, change.what, change.reason) for change in self._agent.watch()]

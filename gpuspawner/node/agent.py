@@ -24,6 +24,7 @@ import gpuspawner
 from gpuspawner.card import Card
 from gpuspawner.errors import Conflict, InUse, NoRoom, NotFound, Unavailable
 from gpuspawner.node.accounts import Accounts
+from gpuspawner.node.activity import CardActivity
 from gpuspawner.node.drivers.nvml import DriverError, NVMLDriver
 from gpuspawner.node.gate import Gate, Notice, Policy, gib
 from gpuspawner.node.health import Health
@@ -93,6 +94,7 @@ class Agent:
             own_uids=os.geteuid() == 0 and launch.probe() == "guarded",
         )
         self._cards = {card.uuid: card for card in self._driver.cards()}
+        self._activity = CardActivity(self._driver)
         self._files = self._driver_files()
         self._context_bytes = self._measure_contexts()
         self._sight = Sight(self._driver, self._folder_of)
@@ -240,6 +242,14 @@ class Agent:
                 raise DriverError(f"The driver of card {uuid} does not answer.")
             found += holders
         return found
+
+    def busy(self) -> dict[str, bool | None]:
+        """Whether the driver shows work of each live session since the last question; None where it cannot say."""
+        live = {record.session: record.cards for record in self.records() if record.state == "live"}
+        folders = [self._folder_of(session) for session in live]
+        return self._activity.look(
+            live, lambda pids: {pid: folder.name for pid, folder in launch.owners(folders, pids).items()}
+        )
 
     def watch(self) -> list[Change]:
         """One look at all sessions. Ends those whose processes are gone or never came, frees what is free.

@@ -16,6 +16,7 @@ from jupyterhub.services.auth import HubAuth
 
 from gpuspawner.errors import GPUSpawnerError, Unavailable
 from gpuspawner.fleet.local import LocalFleet
+from gpuspawner.idle import IdleTimes
 from gpuspawner.service.app import create_app
 from gpuspawner.service.auth import TOKEN_CACHE_SECONDS, Authenticator
 from gpuspawner.service.database import open_database
@@ -39,7 +40,7 @@ def main() -> int:
         tariff = Tariff()
         url = os.environ.get("GPUSPAWNER_DATABASE_URL") or f"sqlite:///{folder / 'service.sqlite'}"
         store = Store(open_database(url), tariff)
-        sessions = SessionService(LocalFleet(settings.state), store)
+        sessions = SessionService(LocalFleet(settings.state), store, IdleTimes.from_env())
         sockets = [_port(settings.service_port), _private_socket(settings.service_socket)]
     except (GPUSpawnerError, OSError) as error:
         print(f"gpuspawner service: {error}", file=sys.stderr)

@@ -85,7 +85,7 @@ def _router(sessions: SessionService, authenticator: Authenticator, tariff: Tari
 
     def shown(row: SessionRow) -> schemas.Session:
         fresh = sessions.store.session(row.id) or row
-        return views.session(fresh, sessions.fleet, tariff)
+        return views.session(fresh, sessions.fleet, tariff, sessions.notices(fresh))
 
     @router.get("/health")
     def health() -> schemas.Health:
@@ -146,6 +146,16 @@ def _router(sessions: SessionService, authenticator: Authenticator, tariff: Tari
         sessions.resize(row.id, _share(body.share), actor=caller.name)
         applied = (time.perf_counter() - request.scope["gpuspawner.arrived"]) * 1000
         return schemas.Resized(session=shown(row), applied_ms=round(applied, 3))
+
+    @router.put("/sessions/{session}/activity")
+    def activity(session: str, body: schemas.Activity, caller: Caller) -> schemas.Idle:
+        """Say how long nothing was done in a session: its own server, or the culler with what JupyterHub knows."""
+        row = visible(caller, session)
+        if not caller.may("activity", row.user, row.server):
+            raise NotAllowed("Your token lacks the scope custom:gpuspawner:activity for this session.")
+        by_server = not caller.may_everywhere("activity")
+        seconds = sessions.idle.report(row.id, body.idle_seconds, by_server=by_server)
+        return schemas.Idle(idle_seconds=seconds, due=sessions.idle.due(row.id))
 
     @router.delete("/sessions/{session}")
     def end(session: str, caller: Caller) -> schemas.Session:

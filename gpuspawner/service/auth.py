@@ -12,7 +12,7 @@ from tornado.web import HTTPError
 
 from gpuspawner.errors import GPUSpawnerError, Unavailable
 
-Action = Literal["read", "resize", "admin"]
+Action = Literal["read", "resize", "activity", "admin"]
 PREFIX = "custom:gpuspawner:"
 #: Seconds for which the hub's answer about a token is believed: how long a revoked token still works here.
 TOKEN_CACHE_SECONDS = 10
@@ -51,6 +51,10 @@ class Principal:
             if narrowed == f"user={user}" or (server is not None and narrowed == f"server={user}/{server}"):
                 return True
         return False
+
+    def may_everywhere(self, action: Action) -> bool:
+        """Whether it may do `action` to whatever server, not being narrowed to some."""
+        return self.hub or not self.scopes.isdisjoint((f"{PREFIX}admin", f"{PREFIX}{action}"))
 
 
 class Authenticator:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
 
 Grade = Literal["kernel", "guarded", "advisory"]
 SessionState = Literal["starting", "running", "ending", "ended"]
@@ -132,6 +132,19 @@ class Session(BaseModel):
     free_eighths: int | None = Field(
         default=None, description="of its card, held by nobody; null without a live session on one card"
     )
+
+
+class Activity(Strict):
+    """How long nothing was done in a session, by whoever says it."""
+
+    idle_seconds: StrictInt | StrictFloat = Field(ge=0, le=1e9, allow_inf_nan=False)
+
+
+class Idle(BaseModel):
+    """How long a session has been idle by all that is known; null where nobody watches. `due`: it may be stopped."""
+
+    idle_seconds: float | None
+    due: bool
 
 
 class LaunchInfo(BaseModel):

@@ -11,7 +11,9 @@ import time
 from collections import defaultdict
 
 from gpuspawner.errors import Conflict, GPUSpawnerError, NotFound
-from gpuspawner.fleet.base import Fleet, FleetChange, Grant, Launch
+from gpuspawner.fleet.base import Fleet, FleetChange, Grant, Launch, Notice
+from gpuspawner.idle import IdleTimes
+from gpuspawner.service.idle import IdleWatch
 from gpuspawner.service.store import LIVE, Store
 from gpuspawner.service.tables import SessionRow
 from gpuspawner.share import GPUShare, share_error
@@ -25,9 +27,12 @@ REPLACE_WAIT = 15.0
 class SessionService:
     """Sessions of one fleet. Methods block and are thread-safe; changes of one session wait for each other."""
 
-    def __init__(self, fleet: Fleet, store: Store) -> None:
+    def __init__(self, fleet: Fleet, store: Store, idle_times: IdleTimes | None = None) -> None:
         self.fleet = fleet
         self.store = store
+        self.idle = IdleWatch(
+            idle_times or IdleTimes(), fleet.busy, lambda session, share, why: self.resize(session, share, "node", why)
+        )
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         # Who ends a session and why, from the moment it begins until its eighths are free.
         self._ends: dict[str, tuple[str, str]] = {}
@@ -63,8 +68,8 @@ class SessionService:
                 raise
             return row, launch, True
 
-    def resize(self, session: str, share: GPUShare, actor: str) -> None:
-        """Change a running session's share of its card, in its running processes.
+    def resize(self, session: str, share: GPUShare, actor: str, reason: str | None = None) -> None:
+        """Change a running session's share of its card, in its running processes; `reason` is for the ledger.
 
         Raises NoRoom, InUse, Conflict, NotFound; nothing has changed then.
         """
@@ -85,7 +90,8 @@ class SessionService:
             if share.eighths == before.eighths:
                 return
             try:
-                alive = self.store.resized(session, share, actor, f"from {before.amount} to {share.amount}")
+                why = reason or f"from {before.amount} to {share.amount}"
+                alive = self.store.resized(session, share, actor, why)
             except Exception:
                 with contextlib.suppress(GPUSpawnerError):  # else the next look writes down what is in force
                     self.fleet.resize(session, before.eighths)
@@ -97,7 +103,7 @@ class SessionService:
         """End a session: its processes, its share, its charge."""
         if self.store.session(session) is None:
             raise NotFound("There is no such session.")
-        self._ends.setdefault(session, (actor, reason))
+        self._ends.setdefault(session, (actor, self.idle.reason(session, reason)))
         self._ended(session, self.fleet.end(session, reason))
 
     def look(self) -> None:
@@ -105,7 +111,7 @@ class SessionService:
         for change in self.fleet.watch():
             log.info("session %s: %s (%s)", change.session, change.what, change.reason)
             if change.what == "ended":
-                self._ends.setdefault(change.session, ("node", change.reason))
+                self._ends.setdefault(change.session, ("node", self.idle.reason(change.session, change.reason)))
             elif change.what == "excess":
                 self._unwritten.append(change)
         with self._noting:
@@ -113,6 +119,15 @@ class SessionService:
                 self.store.noted(self._unwritten[0].session, self._unwritten[0].reason)
                 self._unwritten.pop(0)
         self._agree("its share was found to be gone")
+        if self.idle.times.on:
+            rows = self.store.sessions(states=("running",))
+            self.idle.look({row.id: GPUShare.parse(row.share) for row in rows})
+
+    def notices(self, row: SessionRow) -> list[Notice]:
+        """What the user of a session should know now."""
+        if row.state not in LIVE:
+            return []
+        return [*self.fleet.notices(row.id), *self.idle.notices(row.id, GPUShare.parse(row.share))]
 
     def _ended(self, session: str, freed: bool, otherwise: str = "") -> None:
         self.store.ended(session, freed, *self._ends.get(session, ("node", otherwise)))

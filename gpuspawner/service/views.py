@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Collection
 from datetime import UTC, datetime
 
 from gpuspawner.card import Card
@@ -83,7 +84,7 @@ def _health(state: CardState) -> schemas.CardHealth:
     return schemas.CardHealth(state=state.health.state, reason=state.health.reason)
 
 
-def session(row: SessionRow, fleet: Fleet, tariff: Tariff) -> schemas.Session:
+def session(row: SessionRow, fleet: Fleet, tariff: Tariff, notices: Collection[Notice] = ()) -> schemas.Session:
     """A session as the API shows it."""
     grant = next((grant for grant in fleet.grants() if grant.session == row.id), None)
     states = {state.card.uuid: state for state in fleet.cards()}
@@ -116,7 +117,7 @@ def session(row: SessionRow, fleet: Fleet, tariff: Tariff) -> schemas.Session:
         options=_options(grant, states[cards[0].uuid], share, tariff)
         if grant and live and share.cards == 1 and cards
         else [],
-        notices=[_notice(each) for each in fleet.notices(row.id)] if live else [],
+        notices=[_notice(each) for each in notices],
     )
 
 

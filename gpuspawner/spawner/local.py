@@ -116,10 +116,11 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
         """JupyterHub's `apply_user_options`: check the options before anything starts.
 
         JupyterHub has stored them already; refused ones are taken back, so that the next start without
-        options is not refused for them too.
+        options is not refused for them too. The body {} asks for the default share, as it does in
+        JupyterHub 5; from 6 on JupyterHub takes it for no body at all, which asks for what was started last.
         """
         try:
-            self.wanted = read_options(user_options)
+            self.wanted = read_options({} if _empty_object(self.handler) else user_options)
         except GPUSpawnerError as error:
             self._remember(self.choice.options)
             raise Refused.from_error(error) from error
@@ -359,6 +360,12 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
     async def move_certs(self, paths: Json) -> Json:
         """Internal TLS needs an account per user, which users of this spawner do not have."""
         raise Refused(500, "LocalGPUSpawner does not support JupyterHub.internal_ssl.")
+
+
+def _empty_object(handler: Any) -> bool:
+    """Whether the request that starts the server is one to the API whose body is {}."""
+    request = getattr(handler, "request", None)
+    return request is not None and request.method == "POST" and b"".join(request.body.split()) == b"{}"
 
 
 def _card_names(session: Json) -> str:

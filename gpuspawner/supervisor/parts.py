@@ -11,6 +11,7 @@ from pathlib import Path
 
 import gpuspawner
 from gpuspawner.errors import Unavailable
+from gpuspawner.idle import IdleTimes
 from gpuspawner.node.cards import CardsPlan
 from gpuspawner.state import Settings
 
@@ -46,7 +47,11 @@ def parts(settings: Settings, plan: CardsPlan, environ: Mapping[str, str] = os.e
         "PYTHONUNBUFFERED": "1",
     }
     found = [simulation(settings, plan, env)] if plan.simulated_spec else []
-    return [*found, _proxy(settings, env), _service(settings, plan, env), _hub(settings, env)]
+    found += [_proxy(settings, env), _service(settings, plan, env), _hub(settings, env)]
+    times = IdleTimes.from_env(environ)
+    if times.cull is not None:
+        found.append(_culler(settings, times.cull, times.check, env))
+    return found
 
 
 def simulation_socket(settings: Settings) -> Path:
@@ -109,3 +114,14 @@ def _hub(settings: Settings, env: dict[str, str]) -> Part:
     argv = [sys.executable, "-m", "jupyterhub", "--config", config]
     url = f"http://127.0.0.1:{settings.hub_port}{settings.base_url}hub/health"
     return Part("hub", argv, env, url=url)
+
+
+def _culler(settings: Settings, timeout: float, every: float, env: dict[str, str]) -> Part:
+    argv = [
+        *(sys.executable, "-m", "jupyterhub_idle_culler"),
+        f"--config={Path(gpuspawner.__file__).parent / 'spawner' / 'culler_config.py'}",
+        f"--url={settings.hub_api}",
+        f"--timeout={max(1, round(timeout))}",
+        f"--cull-every={max(1, round(every))}",
+    ]
+    return Part("culler", argv, env | {"JUPYTERHUB_API_TOKEN": settings.secret("culler_token")})

@@ -33,6 +33,7 @@ SECRETS: dict[str, Callable[[], str]] = {
     "admin_password": _words(8),
     "service_token": _token,
     "proxy_token": _token,
+    "culler_token": _token,
     "cookie_secret": _token,
 }
 

@@ -100,6 +100,7 @@ def test_sign_in_pick_a_share_compute_resize(page: Page, hub: Stack, pictures: P
     expect(tour.run()).to_contain_text("I was here before the resize.")
     tour.run()
     expect(status).to_contain_text("1/8")
+    expect(page.get_by_text("official Jupyter news")).to_have_count(0)
 
     with hub.service() as service:
         rows = service.get("/events", params={"session": session["id"]}).json()["events"]
@@ -107,6 +108,7 @@ def test_sign_in_pick_a_share_compute_resize(page: Page, hub: Stack, pictures: P
     assert {row["actor"] for row in rows} == {"hub", "ann"}
 
 
+@pytest.mark.case("hub-9")
 def test_what_is_taken_is_greyed_out_with_the_reason(page: Page, hub: Stack) -> None:
     with hub.service() as service:
         held = [

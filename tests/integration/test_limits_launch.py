@@ -168,6 +168,7 @@ def test_secrets_of_the_environment_are_not_in_any_command_line(ada: Session) ->
     process.terminate()
 
 
+@pytest.mark.case("hub-21")
 @guarded
 def test_an_empty_environment_still_finds_the_shim(ada: Session) -> None:
     # The test's driver has no symbols: what can be found comes from the shim, loaded with the driver at its fixed path.

@@ -95,6 +95,7 @@ def test_a_session_unknown_to_the_hub_is_replaced(node: Machine) -> None:
     assert node.free_eighths() == 12
 
 
+@pytest.mark.case("hub-7")
 def test_three_whole_cards_where_there_are_two(node: Machine) -> None:
     one, _ = node.start("ann", "1")
     two, _ = node.start("bob", "1")
@@ -107,6 +108,7 @@ def test_three_whole_cards_where_there_are_two(node: Machine) -> None:
     assert all(offer["reason"] for offer in offers)
 
 
+@pytest.mark.case("hub-8")
 def test_a_session_sees_one_card_and_a_session_of_two_sees_two(tmp_path: Path) -> None:
     with machine(tmp_path, "4*a100-40gb") as node:
         _, program = node.start("ann", "1/4")
@@ -238,6 +240,7 @@ def test_the_ledger_is_append_only(node: Machine) -> None:
                 database.execute(statement)
 
 
+@pytest.mark.case("hub-12")
 def test_names_in_any_script_get_homes_of_their_own(node: Machine) -> None:
     homes = set()
     for user in ("Ann@Example.org", "ann example.org", "用户", "../../etc", "ann", "ANN"):

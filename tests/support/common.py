@@ -11,14 +11,16 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def until(condition: Callable[[], T], timeout: float = 20.0, what: str = "it") -> T:
-    """The first true value of `condition`, asked again every 20 ms. AssertionError after `timeout` seconds."""
+def until(condition: Callable[[], T], timeout: float = 20.0, what: str | Callable[[], str] = "it") -> T:
+    """The first true value of `condition`, asked again every 20 ms. AssertionError after `timeout` seconds, saying
+    `what` was waited for, or what it returns."""
     deadline = time.monotonic() + timeout
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline, f"waited {timeout} s for {what}"
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {timeout} s for {what if isinstance(what, str) else what()}")
         time.sleep(0.02)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -109,11 +111,20 @@ class SessionProgram:
 class Machine:
     """The machine. `api` speaks to its service as the hub."""
 
-    def __init__(self, state: Path, cards: str, prefix: Sequence[str] = (), env: dict[str, str] | None = None) -> None:
-        self.more_env = env or {}
+    def __init__(
+        self,
+        state: Path,
+        cards: str,
+        prefix: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        timed: bool = False,
+    ) -> None:
         self.state = state
         self.prefix = prefix
-        self.cards = SimulatedCards(cards)
+        self._env = dict(env or {})
+        self._folder = tempfile.TemporaryDirectory(prefix="gpuspawner-cards-")
+        Path(self._folder.name).chmod(0o755)
+        self.cards = SimulatedCards(cards, timed=timed, socket=Path(self._folder.name) / "simulation.sock")
         self.port = free_ports(4)
         self.service: subprocess.Popen[bytes] | None = None
         self.programs: list[SessionProgram] = []
@@ -132,7 +143,7 @@ class Machine:
             **self.cards.env(),
             "GPUSPAWNER_STATE": str(self.state),
             "GPUSPAWNER_PORT": str(self.port),
-            **self.more_env,
+            **self._env,
         }
 
     def start_service(self) -> None:
@@ -157,6 +168,13 @@ class Machine:
         assert self.service is not None
         self.service.kill()
         self.service.wait()
+
+    def kill_cards(self) -> None:
+        """End the driver as kill -9 does, and start it again: whatever was on the cards is gone."""
+        os.kill(self.cards.pid, signal.SIGKILL)
+        self.cards.stop()
+        self.cards.socket.unlink(missing_ok=True)
+        self.cards.start()
 
     def start(self, user: str, share: str, server: str = "") -> tuple[dict[str, Any], SessionProgram]:
         """A session with a program in it that can use its card."""
@@ -184,14 +202,20 @@ class Machine:
         for folder in sessions.iterdir() if sessions.is_dir() else ():
             session_launch.end_session(folder, timeout=10)
         self.cards.__exit__(None, None, None)
+        self._folder.cleanup()
 
 
 @contextmanager
 def machine(
-    state: Path, cards: str = "2*h100-80gb", prefix: Sequence[str] = (), env: dict[str, str] | None = None
+    state: Path,
+    cards: str = "2*h100-80gb",
+    prefix: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    timed: bool = False,
 ) -> Iterator[Machine]:
-    """A machine with the service running, ended with everything on it. `prefix` goes before the service's command."""
-    made = Machine(state, cards, prefix, env)
+    """A machine with the service running, ended with everything on it. `prefix` goes before the service's command,
+    `env` into its environment; on `timed` cards launches take time."""
+    made = Machine(state, cards, prefix, env=env, timed=timed)
     try:
         made.cards.__enter__()
         made.start_service()

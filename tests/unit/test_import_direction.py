@@ -8,12 +8,13 @@ import pytest
 import gpuspawner
 
 PACKAGE = Path(gpuspawner.__file__).parent
-VOCABULARY = {"share", "card", "errors", "state", "processes"}
+VOCABULARY = {"share", "card", "errors", "state", "processes", "idle"}
 MAY_IMPORT = {
     "share": {"errors"},
     "card": set(),
     "errors": set(),
     "state": {"errors"},
+    "idle": {"errors"},
     "processes": set(),
     "simulation": {"errors", "card"},
     "node": VOCABULARY | {"simulation"},

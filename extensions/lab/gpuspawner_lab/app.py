@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from jupyter_server.extension.application import ExtensionApp
 from traitlets import Float, TraitError, Type, Unicode, default, validate
 
+from .activity import ActivityReporter
 from .checkpoints import RUNS, RunsFolder
 from .detail import PanelDetail
 from .handlers import HANDLERS
@@ -36,6 +37,10 @@ class GPUSpawnerLab(ExtensionApp):
         help="Token to show to the service. Default: $JUPYTERHUB_API_TOKEN, which the hub gives each server.",
     ).tag(config=True)
     sample_seconds = Float(1.0, help="Seconds between telemetry samples, 0.2 to 60.").tag(config=True)
+    activity_seconds = Float(
+        help="Seconds between reports of how long nothing was done here, 0.1 to 3600; 0: none. "
+        "Default: $GPUSPAWNER_ACTIVITY_SECONDS, which a hub that culls idle sessions sets.",
+    ).tag(config=True)
     service_timeout = Float(15.0, help="Seconds to wait for the service, 0.2 to 60.").tag(config=True)
     runs_folder = Unicode(
         help="Folder with the state files of runs that save checkpoints. Default: below the home.",
@@ -58,6 +63,17 @@ class GPUSpawnerLab(ExtensionApp):
     @default("runs_folder")
     def _runs_folder(self) -> str:
         return str(Path.home() / RUNS)
+
+    @default("activity_seconds")
+    def _activity_seconds(self) -> float:
+        return float(os.environ.get("GPUSPAWNER_ACTIVITY_SECONDS", "0"))
+
+    @validate("activity_seconds")
+    def _reports(self, proposal: Any) -> float:
+        value: float = proposal["value"]
+        if value != 0 and not 0.1 <= value <= 3600:
+            raise TraitError(f"activity_seconds must be 0 or from 0.1 to 3600 seconds, not {value!r}")
+        return value
 
     @validate("sample_seconds", "service_timeout")
     def _between(self, proposal: Any) -> float:
@@ -86,13 +102,23 @@ class GPUSpawnerLab(ExtensionApp):
         self.sampler = TelemetrySampler(
             self.reader_class(), self.view, self._emit, self.log, self.sample_seconds, self.detail, own_cards
         )
+        self.activity: ActivityReporter | None = None
+        if self.configured and self.activity_seconds:
+            self._report_activity()
+
+    def _report_activity(self) -> None:
+        server = cast("ServerApp", self.serverapp)
+        self.activity = ActivityReporter(server, self.client.active, self.activity_seconds, self.log)
+        server.io_loop.add_callback(self.activity.start)
 
     def initialize_handlers(self) -> None:
         """Add the endpoints."""
         self.handlers.extend(HANDLERS)
 
     async def stop_extension(self) -> None:
-        """Stop sampling and close the connections."""
+        """Stop sampling and reporting, and close the connections."""
+        if self.activity is not None:
+            await self.activity.stop()
         await self.sampler.stop()
         await self.client.close()
 

@@ -55,6 +55,10 @@ class ServiceClient:
         """Change the share or burst; returns `{"session": …, "applied_ms": …}`."""
         return await self._ask("PATCH", f"sessions/{self._session}", json=wanted)
 
+    async def active(self, idle_seconds: float) -> dict[str, Any]:
+        """Say for how long nothing was done in this server."""
+        return await self._ask("PUT", f"sessions/{self._session}/activity", json={"idle_seconds": idle_seconds})
+
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()

@@ -36,6 +36,7 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.case("hub-16")
 def test_unknown_is_none_and_never_zero() -> None:
     unknown = lab_nvml.NVMLError_NotSupported()
     nvml = lab_nvml.FakeNVML(
@@ -64,6 +65,7 @@ def test_zero_is_zero() -> None:
     assert (reading.utilization_percent, reading.temperature_celsius, reading.memory_used_bytes) == (0, 0, 0)
 
 
+@pytest.mark.case("hub-18")
 def test_only_the_sessions_cards_are_read() -> None:
     nvml = lab_nvml.FakeNVML(lab_nvml.card(), lab_nvml.card(uuid="GPU-other"))
     assert [card.uuid for card in NVMLReader(nvml).read(["GPU-other"])] == ["GPU-other"]
@@ -178,6 +180,7 @@ async def test_samples_fit_their_schema(service: Service) -> None:
 async def _ignore(**_: Any) -> None: ...
 
 
+@pytest.mark.case("hub-15")
 async def test_no_card_says_why_and_takes_memory_from_the_service(service: Service) -> None:
     sampler, _ = make(service, lab_nvml.FakeNVML())
     sample = await sampler.sample()
@@ -238,6 +241,7 @@ async def test_sampling_ends_when_nobody_looks(service: Service) -> None:
     assert not sampler.running
 
 
+@pytest.mark.case("hub-20")
 async def test_a_hanging_driver_does_not_hold_the_event_loop(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuspawner_lab.sampler.DRIVER_PATIENCE", 0.05)
     nvml = lab_nvml.FakeNVML(lab_nvml.card())

@@ -33,6 +33,7 @@ def next_telemetry(socket: websocket.WebSocket) -> dict:
             return event
 
 
+@pytest.mark.case("hub-19")
 def test_status_tells_share_and_readings(jupyter: httpx.Client, hub_service: Service) -> None:
     answer = jupyter.get(f"{API}/status")
     assert answer.status_code == 200

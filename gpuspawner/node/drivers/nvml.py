@@ -185,6 +185,30 @@ class NVMLDriver:
                 raise DriverError(f"The driver of card {uuid} does not answer: {error}.") from error
         return {pid: None if pid in unknown else used[pid] for pid in {*used, *unknown}}
 
+    def worked(self, uuid: str, since_us: int) -> tuple[set[int], int] | None:
+        """The processes that the driver saw at work on a card after `since_us`, and the time of its newest sample
+        (both in its own microseconds). None where it keeps no samples of processes and the card itself is not idle.
+        """
+        with self._lock:
+            try:
+                self._ensure_open()
+                handle = self._handles.get(uuid) or pynvml.nvmlDeviceGetHandleByUUID(uuid)
+                try:
+                    samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
+                except pynvml.NVMLError_NotFound:  # no sample since then
+                    return set(), since_us
+                except pynvml.NVMLError_NotSupported:
+                    idle = int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) == 0
+                    return (set(), since_us) if idle else None
+            except pynvml.NVMLError_NotSupported:
+                return None
+            except pynvml.NVMLError as error:
+                self._close()
+                raise DriverError(f"The driver of card {uuid} does not answer: {error}.") from error
+        newest = max((int(sample.timeStamp) for sample in samples), default=since_us)
+        used = (sample for sample in samples if sample.smUtil or sample.memUtil or sample.encUtil or sample.decUtil)
+        return {int(sample.pid) for sample in used}, newest
+
     def _ensure_open(self) -> None:
         if not self._open:
             pynvml.nvmlInit()

@@ -40,6 +40,7 @@ def test_a_killed_part_is_restarted_and_the_kernel_does_not_notice(hub: Hub, par
         assert hub.free_eighths() == 16
 
 
+@pytest.mark.case("hub-11")
 def test_a_killed_server_gives_its_share_back(hub: Hub) -> None:
     with hub.user("bob") as bob:
         session = bob.start({"share": "1/2"})

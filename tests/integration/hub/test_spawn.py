@@ -16,6 +16,7 @@ from gpuspawner.node.limits.processes import read_alive
 pytestmark = [pytest.mark.hub, pytest.mark.timeout(300)]
 
 
+@pytest.mark.case("hub-6")
 def test_the_form_offers_what_is_free_and_starts_it(hub: Hub) -> None:
     with hub.user("ann") as ann:
         page = ann.form()
@@ -51,14 +52,20 @@ def test_the_form_offers_what_is_free_and_starts_it(hub: Hub) -> None:
         assert checked[1] == "h100-80gb:1/8"
 
 
+@pytest.mark.case("hub-3")
 def test_no_options_are_the_default_share(hub: Hub) -> None:
     with hub.user("bea") as bea:
         session = bea.start({})
         assert session["share"] == "1/4"
         assert bea.server()["user_options"]["profile"] == "GPU 1/4 · H100 80 GB (simulated)"
         bea.stop()
+        bea.start({"share": "1/8"})
+        bea.stop()
+        assert bea.start({})["share"] == "1/4"
+        bea.stop()
 
 
+@pytest.mark.case("hub-2")
 @pytest.mark.parametrize(
     ("options", "field"),
     [
@@ -111,6 +118,7 @@ def test_the_form_says_why_it_refuses(hub: Hub) -> None:
         assert eve.sessions() == []
 
 
+@pytest.mark.case("hub-7")
 def test_two_whole_cards_are_two_cards_and_a_third_is_refused_in_words(hub: Hub) -> None:
     with hub.user("fay") as fay, hub.user("gus") as gus, hub.user("hal") as hal:
         first, second = fay.start({"share": "1"}), gus.start({"share": "1"})
@@ -131,6 +139,7 @@ def test_two_whole_cards_are_two_cards_and_a_third_is_refused_in_words(hub: Hub)
     assert hub.free_eighths() == 16
 
 
+@pytest.mark.case("hub-4")
 def test_named_servers_have_sessions_and_choices_of_their_own(hub: Hub) -> None:
     with hub.user("ida") as ida:
         one, two = ida.start({"share": "1/8"}, "one"), ida.start({"share": "1/2"}, "two")
@@ -143,6 +152,7 @@ def test_named_servers_have_sessions_and_choices_of_their_own(hub: Hub) -> None:
         assert 'value="h100-80gb:1/4" aria-describedby="share-h100-80gb-2-facts" checked' in ida.form().text
 
 
+@pytest.mark.case("hub-12")
 @pytest.mark.parametrize("name", ["Anna@Example.org", "first last", "łukasz 東京"])
 def test_any_name_works(hub: Hub, name: str) -> None:
     # JupyterHub itself makes names lower-case
@@ -153,6 +163,7 @@ def test_any_name_works(hub: Hub, name: str) -> None:
         user.stop()
 
 
+@pytest.mark.case("hub-12")
 def test_names_that_look_alike_do_not_share_a_home(hub: Hub) -> None:
     with hub.user("jo@x") as one, hub.user("jo-x") as other:
         one.start({"share": "1/8"})
@@ -163,6 +174,7 @@ def test_names_that_look_alike_do_not_share_a_home(hub: Hub) -> None:
         other.stop()
 
 
+@pytest.mark.case("hub-10")
 def test_a_cancelled_start_leaves_nothing(hub: Hub) -> None:
     with hub.user("kim") as kim:
         assert kim.submit({"share": "1/2"}).status_code == 302
@@ -188,6 +200,7 @@ def test_a_server_that_ends_while_it_starts_is_told_at_once_and_leaves_nothing(h
         jon.stop()
 
 
+@pytest.mark.case("hub-13")
 def test_progress_tells_the_card(hub: Hub) -> None:
     with hub.user("lea") as lea:
         assert lea.submit({"share": "h100-80gb:1/4"}).status_code == 302

@@ -4,6 +4,7 @@ import os
 import sqlite3
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ def test_any_name_becomes_a_safe_one(user: str) -> None:
     assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
 
 
+@pytest.mark.case("hub-12")
 @given(st.sets(st.text(min_size=1, max_size=8), min_size=2, max_size=20))
 def test_two_names_never_share_one(users: set[str]) -> None:
     assert len({safe_name(user) for user in users}) == len(users)

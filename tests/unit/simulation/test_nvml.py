@@ -142,6 +142,7 @@ UNSUPPORTED = {
 }
 
 
+@pytest.mark.case("hub-16")
 @pytest.mark.parametrize("metric", UNSUPPORTED)
 def test_unsupported_metrics(nvml, cards, metric):
     cards.control(f"unsupported 0 {metric}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from typing import Any
 
+import pytest
+
 from gpuspawner.share import GPUShare
 from gpuspawner.spawner.form import preselected, render
 from gpuspawner.spawner.options import Choice
@@ -51,6 +53,7 @@ class Inputs(HTMLParser):
             self.found[str(given["value"])] = given
 
 
+@pytest.mark.case("hub-9")
 def test_what_is_free_can_be_chosen_and_what_is_taken_says_why() -> None:
     html = render(answer(offer("1/8", free=3), offer("1/4"), offer("1", free=0)), Choice())
     inputs = Inputs(html).found
@@ -73,6 +76,7 @@ def test_the_last_choice_is_chosen_again_while_it_is_free() -> None:
     assert preselected([offer("1/8", free=0)], last, "1/4") is None
 
 
+@pytest.mark.case("hub-2")
 def test_a_last_choice_of_a_model_that_is_gone_gives_the_default() -> None:
     offers = [offer("1/4", "a100-80gb"), offer("1/2", "a100-80gb")]
     assert preselected(offers, Choice(GPUShare(4, "v100-32gb")), "1/4") == "a100-80gb:1/4"

@@ -14,6 +14,7 @@ from gpuspawner.share import GPUShare
 from gpuspawner.spawner.options import Choice, options_from_form, read_options
 
 
+@pytest.mark.case("hub-5")
 @pytest.mark.parametrize(
     ("options", "share"),
     [
@@ -89,6 +90,7 @@ def test_the_form_sends_the_model_with_the_share() -> None:
     assert read_options(options_from_form(sent)) == Choice(GPUShare(2, "h100-80gb"))
 
 
+@pytest.mark.case("hub-4")
 def test_a_field_sent_twice_is_refused() -> None:
     with pytest.raises(GPUSpawnerError, match="share"):
         read_options(options_from_form({"share": ["1/4", "1/2"]}))
