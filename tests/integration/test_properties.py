@@ -402,4 +402,4 @@ def test_the_books_are_right_after_every_step(node: Machine, tmp_path: Path) -> 
     with closing(sqlite3.connect(node.state / "service" / "service.sqlite")) as database:
         kinds = dict(database.execute("SELECT kind, COUNT(*) FROM ledger GROUP BY kind"))
     print(f"{Life.steps} steps; rows of the ledger: {kinds}")
-    assert kinds.keys() == {"start", "resize", "end", "free"}, "too little has happened to show anything"
+    assert kinds.keys() >= {"start", "end", "free"}, "too little has happened to show anything"
