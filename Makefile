@@ -17,7 +17,7 @@ limits_src := $(wildcard gpuspawner/node/limits/Makefile $(shell find gpuspawner
 lab_src := $(shell find extensions/lab/src extensions/lab/style -type f 2>/dev/null) $(wildcard extensions/lab/tsconfig*.json)
 lab_py := $(shell find extensions/lab/gpuspawner_lab extensions/lab/jupyter-config -type f -not -path '*/labextension/*' -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help up stop status test soak lint bench setup setup-dev lock clean
+.PHONY: help up stop status test soak lint check-c bench setup setup-dev lock clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -42,6 +42,9 @@ soak: setup-dev ## let people, clocks and faults do what they will for half an h
 lint: setup-dev ## check style and types only
 	@tools/test lint
 
+check-c: setup-dev ## check the C code: cppcheck, sanitizers, rubbish for what reads files and sockets
+	@tools/check-c
+
 bench: setup-dev ## run every benchmark and print a table
 	@$(PY) -m tests.bench
 
@@ -50,7 +53,7 @@ bench-%: setup-dev ## run one benchmark, e.g. make bench-resize
 
 setup: $(STAMPS)/runtime $(STAMPS)/package $(STAMPS)/proxy $(STAMPS)/simulation $(STAMPS)/limits $(STAMPS)/lab $(STAMPS)/bytecode ## set up all that `make up` needs
 
-setup-dev: $(STAMPS)/dev setup $(STAMPS)/bytecode-dev $(STAMPS)/browser ## set up all that `make test` needs
+setup-dev: $(STAMPS)/dev setup $(STAMPS)/bytecode-dev $(STAMPS)/browser $(STAMPS)/cppcheck ## set up all that `make test` needs
 
 lock: $(STAMPS)/venv ## resolve the Python dependencies anew
 	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra dev --upgrade -q -o requirements/lock.txt
@@ -126,6 +129,10 @@ $(STAMPS)/bytecode: $(STAMPS)/runtime $(STAMPS)/package $(STAMPS)/lab
 $(STAMPS)/bytecode-dev: $(STAMPS)/dev | $(STAMPS)/bytecode
 	@echo "== Python bytecode for tests"
 	@$(PY) -m compileall -qq -j 0 .venv/lib || true
+	@touch $@
+
+$(STAMPS)/cppcheck: tools/cppcheck
+	@mkdir -p $(STAMPS); tools/cppcheck
 	@touch $@
 
 $(STAMPS)/browser: tools/browser

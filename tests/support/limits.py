@@ -18,9 +18,13 @@ from typing import Any
 from gpuspawner.node.limits import abi, build, launch
 
 ROOT = Path(__file__).parents[2]
-SIMULATION = ROOT / "gpuspawner" / "simulation" / "bin"
+SIMULATION = Path(os.environ.get("GPUSPAWNER_TEST_SIMULATION", ROOT / "gpuspawner" / "simulation" / "bin"))
 PYTHON_PLACES = [Path(sys.prefix), Path(sys.base_prefix), ROOT]
 MANAGED_UID = 1900000001
+
+if "GPUSPAWNER_TEST_LIMITS" in os.environ:  # other builds of the same parts: tests/c/test_sanitizers.py
+    for _name in ("LAUNCHER", "SHIM_CUDA", "SHIM_NVML", "HOST_CUDA", "HOST_NVML"):
+        setattr(build, _name, Path(os.environ["GPUSPAWNER_TEST_LIMITS"]) / getattr(build, _name).name)
 
 # Reads Python by the line, answers with JSON: what a kernel does, without Jupyter.
 SERVER = """

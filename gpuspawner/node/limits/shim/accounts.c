@@ -336,8 +336,8 @@ bool accounts_reserve(int card, uint64_t bytes)
         return false;
     if (bytes == 0)
         return true;
-    name_card(usage, card);
     pthread_mutex_lock(&card_locks[card]);
+    name_card(usage, card);
     bool granted = reserve_in_slot(usage, card, bytes, atomic_load_explicit(&slot, memory_order_relaxed));
     pthread_mutex_unlock(&card_locks[card]);
     return granted;

@@ -201,11 +201,15 @@ static inline void *real(enum symbol symbol)
     return LIKELY(function != NULL) ? function : find_real(symbol);
 }
 /* Calls it; NOT_SUPPORTED where the driver has none. `type` is the parameter list. */
+#ifdef __cppcheck__ /* which does not follow the other form */
+#define REAL(symbol, type, ...) symbol(__VA_ARGS__)
+#else
 #define REAL(symbol, type, ...)                                                                                         \
     ({                                                                                                                  \
         CUresult(*function_) type = (CUresult(*) type)real(SYM_##symbol);                                               \
         function_ != NULL ? function_(__VA_ARGS__) : CUDA_ERROR_NOT_SUPPORTED;                                          \
     })
+#endif
 
 /* cuda_query.c: the card of a device, or of the current context; NO_CARD if it is none of the session's. The current one
  * fails as the driver does where there is no context. */

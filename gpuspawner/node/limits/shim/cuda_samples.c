@@ -179,7 +179,7 @@ bool samples_next(struct reading *reading)
             struct sample *sample = &samples[i];
             bool behind = !sample->busy || !sample->ended || sample->number < from;
             for (int j = 0; j < streams && !behind; j++)
-                behind = waited[j] == sample->stream;
+                behind = waited[j] == sample->stream; /* cppcheck-suppress uninitvar ; below `streams` they are set */
             if (!behind && (oldest == NULL || sample->number < oldest->number))
                 oldest = sample;
         }

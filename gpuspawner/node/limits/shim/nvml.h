@@ -59,6 +59,9 @@ struct utilizations { /* nvmlProcessesUtilizationInfo_v1_t */
 };
 
 /* Calls the driver's own function. The caller's `function_` is looked up once per place. */
+#ifdef __cppcheck__ /* which does not follow the other form */
+#define REAL(name, type, ...) name(__VA_ARGS__)
+#else
 #define REAL(name, type, ...)                                                                                           \
     ({                                                                                                                  \
         static void *_Atomic known_;                                                                                    \
@@ -67,6 +70,7 @@ struct utilizations { /* nvmlProcessesUtilizationInfo_v1_t */
             atomic_store_explicit(&known_, function_ = driver_symbol(#name), memory_order_release);                     \
         function_ != NULL ? ((nvmlReturn_t(*) type)function_)(__VA_ARGS__) : NVML_ERROR_FUNCTION_NOT_FOUND;             \
     })
+#endif
 
 /* nvml_cards.c: the card of a handle; NO_CARD, and why in *result, if it is none of the session's. */
 int card_of_handle(nvmlDevice_t device, nvmlReturn_t *result);

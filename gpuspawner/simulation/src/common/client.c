@@ -76,7 +76,7 @@ static int connect_locked(void) {
     do failed = connect(connection, (struct sockaddr *)&address, sizeof address);
     while (failed && errno == EINTR);
     struct sim_request hello = {.magic = SIM_MAGIC, .op = SIM_HELLO, .value = SIM_VERSION};
-    struct sim_reply reply;
+    struct sim_reply reply = {0};
     if (failed || exchange(&hello, NULL, &reply, NULL, 0, &fd) != SIM_OK || fd < 0 || reply.value != sizeof *page) goto gone;
     const struct sim_page *mapped = mmap(NULL, sizeof *page, PROT_READ, MAP_SHARED, fd, 0);
     close(fd);
