@@ -56,8 +56,8 @@ setup: $(STAMPS)/runtime $(STAMPS)/package $(STAMPS)/proxy $(STAMPS)/simulation 
 setup-dev: $(STAMPS)/dev setup $(STAMPS)/bytecode-dev $(STAMPS)/browser $(STAMPS)/cppcheck ## set up all that `make test` needs
 
 lock: $(STAMPS)/venv ## resolve the Python dependencies anew
-	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra dev --upgrade -q -o requirements/lock.txt
-	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook -c requirements/lock.txt -q -o requirements/runtime.txt
+	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra oauth --extra dev --extra docs --upgrade -q -o requirements/lock.txt
+	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra oauth -c requirements/lock.txt -q -o requirements/runtime.txt
 
 clean: ## remove everything that set-up made here (not your notebooks: those are in the state folder)
 	rm -rf .venv $(STAMPS) node_modules extensions/lab/node_modules extensions/lab/lib extensions/lab/gpuspawner_lab/labextension extensions/lab/*.tsbuildinfo
@@ -79,6 +79,8 @@ $(STAMPS)/runtime: requirements/runtime.txt | $(STAMPS)/venv
 $(STAMPS)/dev: requirements/lock.txt | $(STAMPS)/runtime
 	@echo "== Python packages for tests"
 	@$(UV) pip install -q --python $(PY) -r requirements/lock.txt
+	@# Voila's own tests run it by itself; as a part of every notebook server it would slow down every start in the tests.
+	@rm -f .venv/etc/jupyter/jupyter_server_config.d/voila.json
 	@touch $@
 
 $(STAMPS)/package: pyproject.toml | $(STAMPS)/runtime

@@ -33,6 +33,8 @@ class Service:
         self.others = 2  # eighths of the card that other sessions hold
         self.burst = False
         self.broken: int | None = None  # answer everything with this status
+        self.gate = threading.Event()  # answers wait for it
+        self.gate.set()
         self.requests: list[tuple[str, str, Any]] = []
         self.events: list[dict[str, Any]] = [self.event("start", "2026-01-01T00:00:00.000+00:00", "hub")]
 
@@ -117,6 +119,7 @@ class Service:
 
     def answer(self, method: str, path: str, token: str | None, body: Any) -> tuple[int, Any]:
         self.requests.append((method, path, body))
+        self.gate.wait(60)
         if self.broken is not None:
             return self.broken, {"oops": "a proxy's page"}
         if token != f"Bearer {TOKEN}":
