@@ -7,10 +7,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from ..ask import Refusal, get_session, session_id
-from ..nvml import CardReading, NVMLReader, NVMLUnavailable
-from ..report import Status
-from ..shares import total
+from gpuspawner_lab.ask import Refusal, get_session, session_id
+from gpuspawner_lab.nvml import CardReading, NVMLReader, NVMLUnavailable
+from gpuspawner_lab.report import Status
+from gpuspawner_lab.shares import total
 
 #: Seconds for which the service's answer is used again, and that are spent waiting for one.
 SESSION_SECONDS = 2.0

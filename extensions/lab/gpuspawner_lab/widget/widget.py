@@ -10,10 +10,11 @@ from typing import Any
 import anywidget
 import traitlets
 
-from .. import shrink
-from ..ask import Refusal, get_session, patch_session
-from ..magic import resize_line
-from ..shares import ShareInputError, check_share, eighths, gib, shown
+from gpuspawner_lab import shrink
+from gpuspawner_lab.ask import Refusal, get_session, patch_session
+from gpuspawner_lab.magic import resize_line
+from gpuspawner_lab.shares import ShareInputError, check_share, eighths, gib, shown
+
 from .figures import Source
 from .figures import figures as made
 from .pulse import PATIENCE, Pulse
