@@ -10,6 +10,7 @@ from gpuspawner.card import Card
 from gpuspawner.share import GPUShare
 
 Grade = Literal["kernel", "guarded", "advisory"]
+Resize = Literal["live", "restart", "none"]
 
 
 HealthState = Literal["ok", "warning", "failed", "unknown"]
@@ -25,11 +26,22 @@ class CardHealth:
 
 @dataclass(frozen=True)
 class CardState:
-    """A card, the eighths (0 to 8) of it that a start can have now, and its health. A failed card gives none."""
+    """A card, the eighths (0 to 8) of it that a start can have now, and its health. A failed card gives none.
+
+    `grade` and `resize`: how sessions on it are held, and what a change of the share means for one that runs. `fits`:
+    how many sessions of each fraction could start, where free eighths do not say it (a card cut into slices).
+    """
 
     card: Card
     free_eighths: int
     health: CardHealth = CardHealth()
+    grade: Grade = "guarded"
+    resize: Resize = "live"
+    fits: Mapping[int, int] | None = None
+
+    def places(self, eighths: int) -> int:
+        """How many sessions with such a part of a card could start on this one."""
+        return self.free_eighths // eighths if self.fits is None else self.fits.get(eighths, 0)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,15 @@ class LocalFleet:
 
     def _state(self, card: Card, free: int) -> CardState:
         health = self._agent.health(card.uuid)
-        return CardState(card, max(0, free) if health.usable else 0, CardHealth(health.state, health.reason))
+        fits = self._agent.fits(card.uuid)
+        return CardState(
+            card,
+            max(0, free) if health.usable else 0,
+            CardHealth(health.state, health.reason),
+            self._agent.grade_of(card.uuid),
+            self._agent.resize_of(card.uuid),
+            {} if fits is not None and not health.usable else fits,
+        )
 
     def grants(self) -> list[Grant]:
         """Every share in force on this machine."""

@@ -33,7 +33,7 @@ def place(share: GPUShare, cards: Sequence[CardState], card: str | None = None) 
         )
     need = share.eighths_per_card
     fitting = sorted(
-        (state for state in matching if state.free_eighths >= need),
+        (state for state in matching if state.places(need) and (share.cards == 1 or state.resize != "restart")),
         key=lambda state: (state.free_eighths, state.card.index, state.card.uuid),
     )
     if share.cards > 1:
@@ -47,11 +47,12 @@ def place(share: GPUShare, cards: Sequence[CardState], card: str | None = None) 
     return tuple(state.card.uuid for state in fitting[: share.cards])
 
 
-def places(share: GPUShare, free: Mapping[int, int]) -> int:
+def places(share: GPUShare, free: Mapping[int, int], cut: Sequence[CardState] = ()) -> int:
     """How many sessions could start with `share` now on cards of one model, of which `free` counts how many have how
-    many eighths free."""
+    many eighths free. `cut`: those of the cards that are cut into slices; they are not in `free`."""
     need = share.eighths_per_card
-    return sum(eighths // need * count for eighths, count in free.items()) // share.cards
+    found = sum(eighths // need * count for eighths, count in free.items()) // share.cards
+    return found + sum(state.places(need) for state in cut if share.cards == 1)
 
 
 def no_room_reason(share: GPUShare, cards: Sequence[CardState]) -> str:
@@ -68,6 +69,8 @@ def no_room_reason(share: GPUShare, cards: Sequence[CardState]) -> str:
         if free == 0:
             return "No whole card is free now."
         return f"Only {free} whole card{' is' if free == 1 else 's are'} free now."
+    if all(state.resize == "restart" for state in cards):
+        return "No slice of that size fits beside those that the card is cut into now."
     most = max(state.free_eighths for state in cards)
     if most == 0:
         return "All of it is in use now."

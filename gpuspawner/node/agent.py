@@ -6,7 +6,9 @@ persisted before it raises a limit and after it lowers one, so that a crash in b
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import hashlib
 import logging
 import os
 import shutil
@@ -22,7 +24,7 @@ from typing import Literal
 
 import gpuspawner
 from gpuspawner.card import Card
-from gpuspawner.errors import Conflict, InUse, NoRoom, NotFound, Unavailable
+from gpuspawner.errors import Conflict, GPUSpawnerError, InUse, NoRoom, NotFound, Unavailable
 from gpuspawner.node.accounts import Accounts
 from gpuspawner.node.activity import CardActivity
 from gpuspawner.node.drivers.nvml import DriverError, NVMLDriver
@@ -30,6 +32,8 @@ from gpuspawner.node.gate import Gate, Notice, Policy, gib
 from gpuspawner.node.health import Health
 from gpuspawner.node.health_watch import HealthWatch
 from gpuspawner.node.limits import abi, launch, measure
+from gpuspawner.node.limits.choice import Enforcers
+from gpuspawner.node.limits.enforcer import Resize
 from gpuspawner.node.records import Record, Records
 from gpuspawner.node.sight import Holder, Sight
 from gpuspawner.share import EIGHTHS_PER_CARD, GPUShare, eighths_text
@@ -88,14 +92,14 @@ class Agent:
         # Since when a session without a process is waited for, by `clock`: the time of day can be set.
         self._waiting: dict[str, float] = {}
         self._ending: set[str] = set()
-        self._accounts = Accounts(
-            self._records.database,
-            state / "users",
-            own_uids=os.geteuid() == 0 and launch.probe() == "guarded",
-        )
+        self._own_uids = os.geteuid() == 0 and launch.probe() == "guarded"
+        self._accounts = Accounts(self._records.database, state / "users", own_uids=self._own_uids)
         self._cards = {card.uuid: card for card in self._driver.cards()}
         self._activity = CardActivity(self._driver)
         self._files = self._driver_files()
+        self._enforcers = Enforcers(
+            self.cards(), self._driver, self._sessions, _short_name(state), guarded=self._guards_sessions()
+        )
         self._context_bytes = self._measure_contexts()
         self._sight = Sight(self._driver, self._folder_of)
         self._gate = Gate(
@@ -115,12 +119,34 @@ class Agent:
         """Let another process own the state folder."""
         with self._lock:
             self._records.close()
+            self._enforcers.close()
             os.close(self._owner)
 
     @property
     def grade(self) -> launch.Grade:
         """How strongly this machine can hold a session to its share."""
         return launch.probe()
+
+    def _guards_sessions(self) -> bool:
+        """Whether sessions get namespaces, and none is run by root."""
+        return launch.probe() == "guarded" and (self._own_uids or os.geteuid() != 0)
+
+    def grade_of(self, uuid: str) -> launch.Grade:
+        """How strongly sessions on a card are held to their shares."""
+        return "kernel" if self._enforcers.is_kernel(uuid) else launch.probe()
+
+    def resize_of(self, uuid: str) -> Resize:
+        """What a change of the share means for a session that runs on a card."""
+        return self._enforcers.of(uuid).resize
+
+    def fits(self, uuid: str) -> dict[int, int] | None:
+        """How many sessions of each fraction could start on a card; None where its free eighths say it all."""
+        enforcer = self._enforcers.of(uuid)
+        if enforcer.name in ("shim", "driver"):
+            return None
+        with self._lock:
+            taken = [record.eighths for record in self._records.all() if uuid in record.cards]
+            return dict(enforcer.fits(taken))
 
     def cards(self) -> list[Card]:
         """The cards of this machine, by index."""
@@ -159,6 +185,8 @@ class Agent:
                 self._apply(record, eighths)
                 return self._launch(record)
             except Exception:
+                with contextlib.suppress(GPUSpawnerError):
+                    self._enforcers.release(session, cards)
                 self._records.remove(session)
                 shutil.rmtree(self._folder_of(session), ignore_errors=True)
                 raise
@@ -179,6 +207,9 @@ class Agent:
             record = self._live(session)
             if len(record.cards) != 1:
                 raise Conflict("A session with several cards holds them whole; it cannot be resized while it runs.")
+            if eighths == record.eighths:
+                return
+            self._check_live_resize(record.cards[0])
             if eighths > record.eighths:
                 self._check_health(record.cards)
                 self._check_room(session, record.cards, eighths)
@@ -188,7 +219,7 @@ class Agent:
                 except Exception:
                     self._records.change(session, eighths=record.eighths)
                     raise
-            elif eighths < record.eighths:
+            else:
                 self._shrink(record, eighths, forced)
 
     def end(self, session: str, reason: str) -> bool:
@@ -313,6 +344,11 @@ class Agent:
         for uuid in cards:
             if uuid not in free:
                 raise NotFound(f"There is no card {uuid} on this machine.", field="card", given=uuid)
+            enforcer = self._enforcers.of(uuid)
+            if not enforcer.allows(eighths):
+                raise NoRoom("This card is only given out whole.", field="share", given=eighths_text(eighths))
+            if len(cards) > 1 and enforcer.name == "mig":
+                raise NoRoom("A card that is cut into slices (MIG) cannot be joined with others.", field="share")
             if eighths > free[uuid]:
                 others = "beside this session " if self._records.get(session) else ""
                 raise NoRoom(
@@ -335,10 +371,21 @@ class Agent:
                     given=uuid,
                 )
 
+    def _check_live_resize(self, uuid: str) -> None:
+        resize = self.resize_of(uuid)
+        if resize == "restart":
+            raise Conflict(
+                "This session holds a slice that the card itself was cut into (MIG); a slice cannot change while it is "
+                "in use. Save your work, stop the server, and start it with the share that you want.",
+                code="resize_needs_restart",
+            )
+        if resize == "none":
+            raise Conflict("This card is given out whole; its sessions cannot be resized.", code="not_resizable")
+
     def _shrink(self, record: Record, eighths: int, forced: bool) -> None:
         allowed = GPUShare(eighths).memory_bytes(self._cards[record.cards[0]].memory_bytes)
-        self._apply(record, eighths)
         try:
+            self._apply(record, eighths, insist=not forced)
             used = self._sight.used(record)
             if forced:
                 # Not known is as bad as all that it might have used.
@@ -365,17 +412,30 @@ class Agent:
         """Bytes that a live session may use of a card."""
         return GPUShare(record.eighths).memory_bytes(self._cards[uuid].memory_bytes)
 
-    def _apply(self, record: Record, eighths: int) -> None:
+    def _apply(self, record: Record, eighths: int, *, insist: bool = True) -> None:
+        """Put a share in force. `insist`: whether a driver that does not take the limit is an error."""
         limits = []
         for uuid in record.cards:
             card = self._cards.get(uuid)
             if card is None:
                 continue
-            allowed = GPUShare(eighths).memory_bytes(card.memory_bytes) if eighths else 0
-            context = self._context_bytes.get(uuid, 0)
-            frozen = self._gate.frozen(record.session)
+            enforcer = self._enforcers.of(uuid)
+            place = enforcer.take(record.session, eighths or record.eighths)
+            allowed = place.memory_bytes if eighths else 0
+            try:
+                enforcer.limit(record.session, allowed)
+            except GPUSpawnerError as error:
+                if eighths and insist:
+                    raise
+                log.warning("session %s: %s", record.session, error)
             limits.append(
-                abi.CardLimit(uuid=uuid, eighths=eighths, memory_bytes=allowed, context_bytes=context, frozen=frozen)
+                abi.CardLimit(
+                    uuid=place.visible_uuid,
+                    eighths=eighths,
+                    memory_bytes=allowed,
+                    context_bytes=self._context_bytes.get(uuid, 0),
+                    frozen=self._gate.frozen(record.session),
+                )
             )
         folder = self._folder_of(record.session)
         for part in (folder, folder / "limit"):
@@ -392,7 +452,8 @@ class Agent:
             user_name=account.name,
             driver=self._files,
             expose=_program_folders(),
-            hide=[self._state],
+            hide=[self._state, *self._enforcers.hidden(record.session, record.cards)],
+            cgroup=self._enforcers.cgroup(record.session, record.cards),
         )
         try:
             prepared = launch.prepare(plan)
@@ -400,10 +461,15 @@ class Agent:
             raise Unavailable(f"The session cannot be started on this machine: {error}.", code="launch") from error
         env = {
             **prepared.env,
-            "CUDA_VISIBLE_DEVICES": ",".join(record.cards),  # empty hides all, where it has none
+            "CUDA_VISIBLE_DEVICES": ",".join(self._visible(record)),  # empty hides all, where it has none
             "GPUSPAWNER_SESSION": record.session,
         }
         return Started(record, prepared.argv_prefix, env, prepared.grade, account.home, account.uid)
+
+    def _visible(self, record: Record) -> list[str]:
+        """The uuids by which the session's programs find its cards, or its slices of them."""
+        known = [uuid for uuid in record.cards if uuid in self._cards]
+        return [self._enforcers.of(uuid).take(record.session, record.eighths).visible_uuid for uuid in known]
 
     def _measure_contexts(self) -> dict[str, int]:
         """What a context takes on each card: measured now, or where that fails (a full card) as it was before."""
@@ -434,6 +500,11 @@ class Agent:
         if record.state == "live" or self.alive(session) or self._sight.used(record) != 0:
             return False
         with self._lock:
+            try:
+                self._enforcers.release(session, record.cards)
+            except GPUSpawnerError as error:
+                log.warning("session %s has ended, and what it had cannot be given back yet: %s", session, error)
+                return False
             self._records.remove(session)
             self._waiting.pop(session, None)
             shutil.rmtree(self._folder_of(session), ignore_errors=True)
@@ -447,10 +518,15 @@ class Agent:
                     self._adopt(folder)
             for record in self._records.all():
                 if self._folder_of(record.session).is_dir():
-                    self._apply(record, record.eighths if record.state == "live" else 0)
+                    try:
+                        self._apply(record, record.eighths if record.state == "live" else 0)
+                    except GPUSpawnerError as error:
+                        log.warning("the limit of session %s could not be written again: %s", record.session, error)
             known = {record.session for record in self._records.all()}
             for folder in self._sessions.iterdir():
                 if folder.name not in known and not launch.session_alive(folder):
+                    with contextlib.suppress(GPUSpawnerError):
+                        self._enforcers.release(folder.name, self._cards)
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _adopt(self, folder: Path) -> None:
@@ -468,6 +544,11 @@ class Agent:
 
     def _folder_of(self, session: str) -> Path:
         return self._sessions / session
+
+
+def _short_name(state: Path) -> str:
+    """A name for an installation that tells it from others on the machine."""
+    return hashlib.sha256(os.fsencode(state.resolve())).hexdigest()[:12]
 
 
 def _own(path: Path) -> int:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
 
 Grade = Literal["kernel", "guarded", "advisory"]
+Resize = Literal["live", "restart", "none"]
 SessionState = Literal["starting", "running", "ending", "ended"]
 
 
@@ -47,6 +48,8 @@ class Offer(BaseModel):
     reason: str | None = Field(description="why it is not available")
     expected_wait_seconds: int | None = Field(description="until it is available; null where nobody knows")
     default: bool
+    grade: Grade
+    resize: Resize = Field(description="what a change of the share means for a session that runs")
 
 
 class CardHealth(BaseModel):
@@ -95,6 +98,7 @@ class ResizeOption(BaseModel):
     available: bool
     reason: str | None
     current: bool
+    live: bool = Field(description="whether it changes while the session runs; else the server must be started again")
 
 
 class Notice(BaseModel):
@@ -127,6 +131,7 @@ class Session(BaseModel):
     ended: str | None
     end_reason: str | None
     resizable: bool
+    resize: Resize
     options: list[ResizeOption]
     notices: list[Notice]
     free_eighths: int | None = Field(

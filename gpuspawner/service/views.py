@@ -16,6 +16,8 @@ from gpuspawner.service.tables import LedgerRow, SessionRow
 from gpuspawner.service.tariff import Tariff, money
 from gpuspawner.share import EIGHTHS_PER_CARD, FRACTIONS, MAX_CARDS, GPUShare, eighths_text
 
+#: From weak to strong.
+_GRADES = ("advisory", "guarded", "kernel")
 DEFAULT_SHARE = GPUShare(2)
 
 
@@ -33,11 +35,12 @@ def offers(fleet: Fleet, tariff: Tariff, choose_card: bool = False) -> schemas.O
     found = []
     for model, cards in sorted(by_model.items()):
         several = [EIGHTHS_PER_CARD * count for count in range(2, min(len(cards), MAX_CARDS) + 1)]
-        free_of_each = Counter(state.free_eighths for state in cards)
+        free_of_each = Counter(state.free_eighths for state in cards if state.fits is None)
+        cut = [state for state in cards if state.fits is not None]
         memory = min(state.card.memory_bytes for state in cards)
         for eighths in (*FRACTIONS, *several):
             share = GPUShare(eighths)
-            free = places(share, free_of_each)
+            free = places(share, free_of_each, cut)
             found.append(
                 schemas.Offer(
                     share=share.amount,
@@ -53,6 +56,8 @@ def offers(fleet: Fleet, tariff: Tariff, choose_card: bool = False) -> schemas.O
                     # what others hold may go on for as long as they like; only a queue could tell
                     expected_wait_seconds=0 if free else None,
                     default=False,
+                    grade=min((state.grade for state in cards), key=_GRADES.index),
+                    resize=cards[0].resize if share.cards == 1 else "none",
                 )
             )
     default = next((offer for offer in found if offer.available and offer.eighths == DEFAULT_SHARE.eighths), None)
@@ -107,12 +112,13 @@ def session(row: SessionRow, fleet: Fleet, tariff: Tariff, notices: Collection[N
         memory_used_bytes=fleet.used_bytes(row.id) if grant else 0,
         price_per_hour=tariff.price(share, row.model),
         currency=tariff.currency,
-        grade=fleet.grade,
+        grade=min((states[card.uuid].grade for card in cards), key=_GRADES.index, default=fleet.grade),
         simulated=any(card.simulated for card in cards),
         created=iso(row.created_ms),
         ended=None if row.ended_ms is None else iso(row.ended_ms),
         end_reason=row.end_reason,
-        resizable=live and share.cards == 1 and bool(cards),
+        resizable=live and share.cards == 1 and bool(cards) and states[cards[0].uuid].resize == "live",
+        resize=states[cards[0].uuid].resize if share.cards == 1 and cards else "none",
         free_eighths=states[cards[0].uuid].free_eighths if live and share.cards == 1 and cards else None,
         options=_options(grant, states[cards[0].uuid], share, tariff)
         if grant and live and share.cards == 1 and cards
@@ -138,6 +144,7 @@ def _options(grant: Grant, state: CardState, current: GPUShare, tariff: Tariff) 
                 available=fits,
                 reason=None if fits else refused,
                 current=eighths == current.eighths,
+                live=state.resize == "live",
             )
         )
     return found

@@ -56,7 +56,7 @@ class SessionPlan:
     `session_dir`: the node's own folder for it. `home`: the user's home, the one place in which the session may
     write. `uid`, `gid`: whom it runs as; None: whoever starts it. `expose`: what must be readable inside though
     something above it may be closed to `uid` or hidden (the Python installation, the project). `hide`: what must not
-    be seen (the state directory).
+    be seen (the state directory). `cgroup`: the folder of the cgroup that it must run in.
     """
 
     session_dir: Path
@@ -67,6 +67,7 @@ class SessionPlan:
     driver: DriverFiles
     expose: list[Path] = field(default_factory=list)
     hide: list[Path] = field(default_factory=list)
+    cgroup: str | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,8 @@ def prepare(plan: SessionPlan) -> Launch:
     words: list[str] = ["alive", str(plan.session_dir / ALIVE), "home", str(plan.home)]
     if plan.uid is not None:
         words += ["uid", str(uid), "gid", str(gid)]
+    if plan.cgroup is not None:
+        words += ["cgroup", plan.cgroup]
     env = {"HOME": str(plan.home), "USER": plan.user_name, "LOGNAME": plan.user_name}
     if grade == "advisory":
         words += ["mode", "advisory"]

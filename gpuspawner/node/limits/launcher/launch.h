@@ -33,6 +33,7 @@ struct plan {
     bool namespaces;
     const char *alive;
     const char *home;
+    const char *cgroup; /* the folder of the cgroup to run in, or NULL */
     bool has_uid;
     uid_t uid;
     gid_t gid;

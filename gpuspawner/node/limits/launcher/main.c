@@ -1,6 +1,7 @@
 #include "launch.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -48,6 +49,20 @@ static int probe(void)
     return status_to_exit(status);
 }
 
+/* The session's limits on the card hold for this cgroup: without it there is no session. */
+static bool enter_cgroup(const char *folder)
+{
+    char path[4096];
+    int size = snprintf(path, sizeof path, "%s/cgroup.procs", folder);
+    int fd = size < (int)sizeof path ? open(path, O_WRONLY | O_CLOEXEC) : -1;
+    bool entered = fd >= 0 && write(fd, "0", 1) == 1;
+    if (!entered)
+        complain("cannot enter the cgroup %s: %s", folder, strerror(errno));
+    if (fd >= 0)
+        close(fd);
+    return entered;
+}
+
 int main(int argc, char **argv)
 {
     if (argc == 2 && strcmp(argv[1], "--probe") == 0)
@@ -60,6 +75,8 @@ int main(int argc, char **argv)
     close_inherited();
     struct plan plan;
     plan_read(argv[2], &plan);
+    if (plan.cgroup != NULL && !enter_cgroup(plan.cgroup))
+        return EXIT_NO_SETUP;
     /* Blocked, not handled: what arrives before a child exists is still there when we look. */
     signal(SIGCHLD, SIG_DFL);
     block_signals();

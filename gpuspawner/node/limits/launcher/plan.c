@@ -109,6 +109,10 @@ void plan_read(const char *path, struct plan *plan)
             plan->alive = first;
             continue;
         }
+        if (strcmp(verb, "cgroup") == 0) {
+            plan->cgroup = first;
+            continue;
+        }
         if (strcmp(verb, "home") == 0) {
             plan->home = first;
             continue;
