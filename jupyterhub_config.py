@@ -48,6 +48,7 @@ c.JupyterHub.allow_named_servers = True
 c.LocalGPUSpawner.service_url = settings.service_api
 c.LocalGPUSpawner.service_token_file = str(settings.state / "secrets" / "service_token")
 c.LocalGPUSpawner.service_socket = str(settings.service_socket)
+c.LocalGPUSpawner.closed_ports = list(settings.ports)
 c.LocalGPUSpawner.server_log_dir = str(settings.state / "logs" / "servers")
 c.LocalGPUSpawner.environment = {"GPUSPAWNER_SERVICE_URL": settings.service_api}
 c.Spawner.http_timeout = 120

@@ -72,6 +72,11 @@ class Settings:
         return self.port + 3
 
     @property
+    def ports(self) -> tuple[int, ...]:
+        """All four."""
+        return (self.port, self.proxy_api_port, self.hub_port, self.service_port)
+
+    @property
     def service_prefix(self) -> str:
         """The service's path, on its own port and through the proxy."""
         return f"{self.base_url}services/gpuspawner/"

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from jupyterhub.spawner import LocalProcessSpawner
 from jupyterhub.utils import random_port
 from sqlalchemy import inspect
-from traitlets import Instance, Integer, Unicode, default, validate
+from traitlets import Instance, Integer, List, Unicode, default, validate
 
 from gpuspawner.errors import GPUSpawnerError
 from gpuspawner.processes import is_same, start_time
 from gpuspawner.share import GPUShare
-from gpuspawner.spawner import form, home
+from gpuspawner.spawner import form, home, ports
 from gpuspawner.spawner.client import Json, ServiceClient
 from gpuspawner.spawner.errors import Refused
 from gpuspawner.spawner.options import Choice, options_from_form, read_options
@@ -62,6 +62,12 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
     default_share = Unicode(
         "1/4",
         help="The share of a start that asks for none. Where it is not free, the first one that is.",
+    ).tag(config=True)
+
+    closed_ports = List(
+        Integer(min=1, max=65535),
+        help="TCP ports that servers may never listen on: the installation's own. The hub gives up listening on them "
+        "too when it starts its first server; what it listens on by then stays.",
     ).tag(config=True)
 
     session_id = Unicode("", help="The GPU session of the running server.")
@@ -176,12 +182,14 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
         self._next_step()
         self._may_hold = True
         self.proc = None
+        closing = self._close_ports()
         try:
             session, launch = await _to_the_end(self._obtain_session())
             self.session_id = session["id"]
             self._save()
             self._step(40, f"Chosen: {session['share']} of {_card_names(session)}.")
             await asyncio.to_thread(home.prepare, Path(launch["home"]), launch["uid"], launch["gid"])
+            await closing
             address: tuple[str, int] = self._launch(launch)
             self._step(60, f"The server is starting on {_card_names(session)}.")
             await self._up(*address)
@@ -191,6 +199,16 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
         self.choice = self.wanted
         self._remember({**self.choice.options, "profile": profile_words(session)})
         return address
+
+    def _close_ports(self) -> asyncio.Future[None]:
+        """Keep servers from the installation's own ports, as far as this machine can."""
+        if self.closed_ports and not ports.supported():
+            self.log.warning("This kernel cannot keep servers from the ports %s: Linux 6.7 can", self.closed_ports)
+        if not self.closed_ports or not ports.supported():
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            done.set_result(None)
+            return done
+        return asyncio.shield(ports.close_once(self.closed_ports))
 
     async def _up(self, host: str, port: int) -> None:
         """Wait for the server, so that JupyterHub's first look finds it; JupyterHub's own looks get seconds apart,

@@ -69,34 +69,34 @@ def test_a_hub_killed_during_a_start_loses_nothing(hub: Hub) -> None:
 
 
 def test_who_takes_the_services_port_is_not_sent_its_token(hub: Hub) -> None:
-    """Sessions share the machine's network, so a hostile one can wait for the service to be down."""
-    with hub.user("mal") as mal, hub.user("vic") as vic:
-        mal.start({"share": "1/8"})
-        kernel = mal.kernel()
-        kernel(
-            "import socket, threading, time\n"
-            "heard = b''\n"
-            "def take():\n"
-            "    global heard, s\n"
-            "    while True:\n"
-            "        try:\n"
-            f"            s = socket.create_server(('127.0.0.1', {hub.stack.port + 3}))\n"
-            "            break\n"
-            "        except OSError:\n"
-            "            time.sleep(0.001)\n"
-            "    while True:\n"
-            "        c, _ = s.accept()\n"
-            "        heard += c.recv(65536) + b'|'\n"
-            "        c.close()\n"
-            "threading.Thread(target=take, daemon=True).start()\n"
-        )
-        os.kill(hub.stack.pid_of("service"), signal.SIGKILL)
-        until(lambda: kernel("print('s' in globals())") == "True\n", 30, "the port to be taken")
-        assert vic.ask({"share": "1/8"}).status_code == 503
-        assert hub.stack.secret("service_token") not in kernel("print(heard)")
-        kernel("s.shutdown(socket.SHUT_RDWR); s.close()")
+    """Sessions cannot, but other programs on the machine can wait for the service to be down."""
+    code = (
+        "import socket, sys, time\n"
+        "while True:\n"
+        "    try:\n"
+        f"        s = socket.create_server(('127.0.0.1', {hub.stack.port + 3}))\n"
+        "        break\n"
+        "    except OSError:\n"
+        "        time.sleep(0.001)\n"
+        "print('taken', flush=True)\n"
+        "while True:\n"
+        "    c, _ = s.accept()\n"
+        "    sys.stdout.buffer.write(c.recv(65536) + b'|')\n"
+        "    sys.stdout.buffer.flush()\n"
+        "    c.close()\n"
+    )
+    with hub.user("vic") as vic:
+        taker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        try:
+            assert taker.stdout is not None
+            os.kill(hub.stack.pid_of("service"), signal.SIGKILL)
+            assert taker.stdout.readline() == b"taken\n"
+            assert vic.ask({"share": "1/8"}).status_code == 503
+        finally:
+            taker.kill()
+            heard, _ = taker.communicate()
+        assert hub.stack.secret("service_token").encode() not in heard
         until(lambda: hub.answers("/services/gpuspawner/api/v1/health"), 60, "the service")
-        mal.stop()
 
 
 def test_ctrl_c_leaves_sessions_and_stop_ends_them(own_hub: Hub) -> None:

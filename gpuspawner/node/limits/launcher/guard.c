@@ -97,7 +97,7 @@ static _Noreturn void child_run(struct plan *plan, char **command, int life, con
     if (read(life, &go, 1) != 1)
         _exit(EXIT_NO_SETUP);
     if (!plan->namespaces) {
-        if (!privileges_drop(plan))
+        if (!privileges_drop(plan) || !calls_close())
             _exit(EXIT_NO_SETUP);
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         change_directory(plan, directory);
@@ -106,7 +106,7 @@ static _Noreturn void child_run(struct plan *plan, char **command, int life, con
     }
     mode_t mask = umask(0);
     umask(mask);
-    if (!mounts_apply(plan) || !privileges_drop(plan))
+    if (!mounts_apply(plan) || !privileges_drop(plan) || !calls_close())
         _exit(EXIT_NO_SETUP);
     umask(mask);
     change_directory(plan, directory);

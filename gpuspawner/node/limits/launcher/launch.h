@@ -52,6 +52,9 @@ bool mounts_probe(void);
 bool privileges_map_ids(pid_t child, uid_t uid, gid_t gid);
 bool privileges_drop(const struct plan *plan);
 
+/* calls.c: for good, for this process and all that it starts. Needs no_new_privs. */
+bool calls_close(void);
+
 /* guard.c: never return. `status` of the session is the process's exit status, 128 + signal where a signal ended it. */
 extern const int forwarded_signals[];
 extern const size_t forwarded_signal_count;
