@@ -14,6 +14,19 @@ DEFAULT_PORT = 8000
 _BASE_URL = re.compile(r"/?(?:[A-Za-z0-9._-]+/)*[A-Za-z0-9._-]*\Z", re.ASCII)
 
 
+def yes_or_no(env: Mapping[str, str], name: str) -> bool:
+    """A setting that is `yes` or `no`, the latter where it is not set. Raises InvalidInput."""
+    given = env.get(name) or "no"
+    if given not in ("yes", "no"):
+        raise InvalidInput(
+            f"{name}: {given[:20]!r} is not allowed. Allowed: yes or no.",
+            field=name,
+            given=given,
+            allowed="yes or no",
+        )
+    return given == "yes"
+
+
 @dataclass(frozen=True)
 class Settings:
     """Where state lives, and the ports: the public one and the three after it. All on 127.0.0.1."""
@@ -22,10 +35,11 @@ class Settings:
     port: int
     base_url: str
     choose_card: bool = False
+    burst: bool = False
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Settings:
-        """From GPUSPAWNER_STATE, _PORT, _BASE_URL and _CHOOSE_CARD. Raises InvalidInput."""
+        """From GPUSPAWNER_STATE, _PORT, _BASE_URL, _CHOOSE_CARD and _BURST. Raises InvalidInput."""
         home = Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
         state = Path(env.get("GPUSPAWNER_STATE") or home / "gpuspawner").expanduser().absolute()
         text = env.get("GPUSPAWNER_PORT") or str(DEFAULT_PORT)
@@ -46,15 +60,13 @@ class Settings:
                 allowed=allowed,
             )
         base_url = "/" + given.strip("/")
-        choose = env.get("GPUSPAWNER_CHOOSE_CARD") or "no"
-        if choose not in ("yes", "no"):
-            raise InvalidInput(
-                f"GPUSPAWNER_CHOOSE_CARD: {choose[:20]!r} is not allowed. Allowed: yes or no.",
-                field="GPUSPAWNER_CHOOSE_CARD",
-                given=choose,
-                allowed="yes or no",
-            )
-        return cls(state, int(text), base_url if base_url.endswith("/") else f"{base_url}/", choose == "yes")
+        return cls(
+            state,
+            int(text),
+            base_url if base_url.endswith("/") else f"{base_url}/",
+            yes_or_no(env, "GPUSPAWNER_CHOOSE_CARD"),
+            yes_or_no(env, "GPUSPAWNER_BURST"),
+        )
 
     @property
     def proxy_api_port(self) -> int:

@@ -52,6 +52,7 @@ class Grant:
     cards: tuple[Card, ...]
     eighths_per_card: int
     ended: bool = False
+    burst: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,11 @@ class Fleet(Protocol):
         """Every share in force, those of ended sessions whose memory is not gone yet included."""
         ...
 
-    def start(self, session: str, user: str, share: GPUShare, card: str | None = None) -> tuple[Grant, Launch]:
-        """Place a share, on the card of uuid `card` where one is named, and put it in force for a new session."""
+    def start(
+        self, session: str, user: str, share: GPUShare, card: str | None = None, *, burst: bool = False
+    ) -> tuple[Grant, Launch]:
+        """Place a share, on the card of uuid `card` where one is named, and put it in force for a new session.
+        With `burst` it may compute with what others leave idle."""
         ...
 
     def launch(self, session: str) -> Launch:
@@ -125,6 +129,10 @@ class Fleet(Protocol):
 
     def resize(self, session: str, eighths: int) -> None:
         """Change the eighths that a running session has of its card."""
+        ...
+
+    def set_burst(self, session: str, burst: bool) -> None:
+        """Let a running session compute with what others leave idle, or no longer."""
         ...
 
     def end(self, session: str, reason: str) -> bool:

@@ -47,10 +47,13 @@ class LocalFleet:
         """Every share in force on this machine."""
         return [self._grant(record) for record in self._agent.records()]
 
-    def start(self, session: str, user: str, share: GPUShare, card: str | None = None) -> tuple[Grant, Launch]:
+    def start(
+        self, session: str, user: str, share: GPUShare, card: str | None = None, *, burst: bool = False
+    ) -> tuple[Grant, Launch]:
         """Place a share, put it in force, and say how to start its first process."""
         with self._placing:
-            started = self._agent.start(session, user, place(share, self.cards(), card), share.eighths_per_card)
+            where = place(share, self.cards(), card)
+            started = self._agent.start(session, user, where, share.eighths_per_card, burst=burst)
         return self._grant(started.record), _launch(started)
 
     def launch(self, session: str) -> Launch:
@@ -60,6 +63,10 @@ class LocalFleet:
     def resize(self, session: str, eighths: int) -> None:
         """Change the eighths that a running session has of its card."""
         self._agent.resize(session, eighths)
+
+    def set_burst(self, session: str, burst: bool) -> None:
+        """Let a running session compute with what others leave idle, or no longer."""
+        self._agent.set_burst(session, burst)
 
     def end(self, session: str, reason: str) -> bool:
         """End a session's processes and its share."""
@@ -100,6 +107,7 @@ class LocalFleet:
             cards=tuple(cards[uuid] for uuid in record.cards if uuid in cards),
             eighths_per_card=record.eighths,
             ended=record.state == "held",
+            burst=record.burst,
         )
 
 

@@ -27,6 +27,7 @@ from gpuspawner.card import Card
 from gpuspawner.errors import Conflict, GPUSpawnerError, InUse, NoRoom, NotFound, Unavailable
 from gpuspawner.node.accounts import Accounts
 from gpuspawner.node.activity import CardActivity
+from gpuspawner.node.compute import WHOLE, Compute
 from gpuspawner.node.drivers.nvml import DriverError, NVMLDriver
 from gpuspawner.node.gate import Gate, Notice, Policy, gib
 from gpuspawner.node.health import Health
@@ -113,10 +114,12 @@ class Agent:
             freeze=lambda record: self._apply(record, record.eighths),
             clock=clock,
         )
+        self._compute = Compute(self._driver, self._records, self._lock, self._folder_of)
         self._restore()
 
     def close(self) -> None:
         """Let another process own the state folder."""
+        self._compute.close()
         with self._lock:
             self._records.close()
             self._enforcers.close()
@@ -168,9 +171,9 @@ class Agent:
         with self._lock:
             return self._records.all()
 
-    def start(self, session: str, user: str, cards: tuple[str, ...], eighths: int) -> Started:
+    def start(self, session: str, user: str, cards: tuple[str, ...], eighths: int, *, burst: bool = False) -> Started:
         """Put `eighths` of each card in force for a new session, and say how to start its first process.
-        No cards and 0 eighths: a session that sees no card.
+        No cards and 0 eighths: a session that sees no card. `burst`: it may compute with what others leave idle.
 
         Raises NoRoom, NotFound (card), Conflict (a session of that name).
         """
@@ -179,15 +182,17 @@ class Agent:
                 raise Conflict(f"There is a session {session} already.")
             self._check_health(cards)
             self._check_room(session, cards, eighths)
-            record = Record(session, user, cards, eighths, "live", False, time.time())
+            record = Record(session, user, cards, eighths, "live", False, time.time(), burst=burst)
             self._records.put(record)
             try:
                 self._apply(record, eighths)
+                self._compute.settle(cards)
                 return self._launch(record)
             except Exception:
                 with contextlib.suppress(GPUSpawnerError):
                     self._enforcers.release(session, cards)
                 self._records.remove(session)
+                self._compute.settle(cards)
                 shutil.rmtree(self._folder_of(session), ignore_errors=True)
                 raise
 
@@ -221,6 +226,15 @@ class Agent:
                     raise
             else:
                 self._shrink(record, eighths, forced)
+            self._compute.settle(record.cards)
+
+    def set_burst(self, session: str, burst: bool) -> None:
+        """Let a live session compute with what others leave idle, or no longer. Raises NotFound."""
+        with self._lock:
+            record = self._live(session)
+            if burst != record.burst:
+                self._apply(self._records.change(session, burst=burst), record.eighths)
+                self._compute.settle(record.cards)
 
     def end(self, session: str, reason: str) -> bool:
         """End a session: no memory from now on, its processes ended. True when its eighths are free again,
@@ -239,6 +253,7 @@ class Agent:
                     self._apply(record, record.eighths)  # it goes on, and may be ended when that can be written
                     raise
                 self._sight.forget(session)
+                self._compute.settle(record.cards)
             self._ending.add(session)
         try:
             launch.end_session(self._folder_of(session), timeout=10.0)
@@ -428,13 +443,19 @@ class Agent:
                 if eighths and insist:
                     raise
                 log.warning("session %s: %s", record.session, error)
+            compute, turn = self._compute.part_of(record.session, uuid, eighths)
+            if eighths and place.visible_uuid != uuid:  # a slice of the card is its holder's alone
+                compute, turn = WHOLE, 0
             limits.append(
                 abi.CardLimit(
                     uuid=place.visible_uuid,
                     eighths=eighths,
                     memory_bytes=allowed,
                     context_bytes=self._context_bytes.get(uuid, 0),
+                    burst=record.burst,
                     frozen=self._gate.frozen(record.session),
+                    compute=compute,
+                    compute_from=turn,
                 )
             )
         folder = self._folder_of(record.session)
@@ -522,6 +543,7 @@ class Agent:
                         self._apply(record, record.eighths if record.state == "live" else 0)
                     except GPUSpawnerError as error:
                         log.warning("the limit of session %s could not be written again: %s", record.session, error)
+            self._compute.settle(self._cards)
             known = {record.session for record in self._records.all()}
             for folder in self._sessions.iterdir():
                 if folder.name not in known and not launch.session_alive(folder):
@@ -540,7 +562,9 @@ class Agent:
         cards = tuple(limit.uuid for limit in limits or [])
         log.warning("session %s runs, and no record of it was found: it holds %s/8 now", folder.name, eighths)
         state: Literal["live", "held"] = "live" if eighths or limits == [] else "held"  # [] was started without a card
-        self._records.put(Record(folder.name, "", cards, eighths or min(len(cards), 1), state, True, time.time()))
+        burst = any(limit.burst for limit in limits or [])
+        held = eighths or min(len(cards), 1)
+        self._records.put(Record(folder.name, "", cards, held, state, True, time.time(), burst=burst))
 
     def _folder_of(self, session: str) -> Path:
         return self._sessions / session

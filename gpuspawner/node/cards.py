@@ -11,6 +11,7 @@ from typing import Literal
 
 from gpuspawner.errors import InvalidInput, Unavailable, shorten
 from gpuspawner.simulation.cards import SimulationError, check_spec
+from gpuspawner.state import yes_or_no
 
 CHOICES = ("auto", "nvidia", "simulated")
 DEFAULT_SIMULATED = "2*h100-80gb"
@@ -29,11 +30,14 @@ _COUNT_WITHIN_S = 20
 
 @dataclass(frozen=True)
 class CardsPlan:
-    """`kind` of cards, and for simulated ones what the daemon is to play. `reason` says why, for a person."""
+    """`kind` of cards, and for simulated ones what the daemon is to play. `reason` says why, for a person. `timed`:
+    launches on simulated cards take time instead of being refused.
+    """
 
     kind: Literal["nvidia", "simulated"]
     reason: str
     simulated_spec: str | None = None
+    timed: bool = False
     env: dict[str, str] = field(default_factory=dict)
 
 
@@ -81,7 +85,7 @@ def _simulated(env: Mapping[str, str], reason: str) -> CardsPlan:
             given=spec,
             allowed=allowed or str(error),
         ) from error
-    return CardsPlan("simulated", reason, spec)
+    return CardsPlan("simulated", reason, spec, yes_or_no(env, "GPUSPAWNER_SIMULATED_TIMED"))
 
 
 def count_nvidia_cards() -> tuple[int, str]:

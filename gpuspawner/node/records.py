@@ -24,12 +24,13 @@ CREATE TABLE IF NOT EXISTS records (
     state TEXT NOT NULL CHECK (state IN ('live', 'held')),
     launched INTEGER NOT NULL,
     created REAL NOT NULL,
-    pids TEXT NOT NULL DEFAULT '[]'
+    pids TEXT NOT NULL DEFAULT '[]',
+    burst INTEGER NOT NULL DEFAULT 0
 );
 """
 
 
-_COLUMNS = "session, user, cards, eighths, state, launched, created, pids"
+_COLUMNS = "session, user, cards, eighths, state, launched, created, pids, burst"
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Record:
 
     `held`: the session has ended, but the driver still shows memory of it, so that its eighths are not free.
     `launched`: a process of it was seen. `created` is in seconds since the epoch. `pids`: processes that
-    the driver had shown for it when it ended, each with its start time (clock ticks since boot).
+    the driver had shown for it when it ended, each with its start time (clock ticks since boot). `burst`: it may
+    compute with what others leave idle.
     """
 
     session: str
@@ -49,6 +51,7 @@ class Record:
     launched: bool
     created: float
     pids: tuple[tuple[int, int], ...] = ()
+    burst: bool = False
 
 
 class Records:
@@ -69,8 +72,9 @@ class Records:
                 raise ValueError(problem)
             self.database.executescript(_SCHEMA)
             self._allow_no_card()
+            self._allow_burst()
             for row in self.database.execute(f"SELECT {_COLUMNS} FROM records"):
-                session, user, cards, eighths, state, launched, created, pids = row
+                session, user, cards, eighths, state, launched, created, pids, burst = row
                 self._records[session] = Record(
                     session,
                     user,
@@ -80,6 +84,7 @@ class Records:
                     bool(launched),
                     created,
                     _processes(json.loads(pids)),
+                    bool(burst),
                 )
         except (sqlite3.Error, ValueError, TypeError) as error:
             raise Unavailable(
@@ -102,6 +107,12 @@ class Records:
             self.database.execute(f"PRAGMA schema_version = {version + 1}")
         self.database.execute("PRAGMA writable_schema = OFF")
 
+    def _allow_burst(self) -> None:
+        """Records made before there was burst have none."""
+        if "burst" not in {row[1] for row in self.database.execute("PRAGMA table_info(records)")}:
+            with self.database:
+                self.database.execute("ALTER TABLE records ADD COLUMN burst INTEGER NOT NULL DEFAULT 0")
+
     def get(self, session: str) -> Record | None:
         """The record of a session, if there is one."""
         return self._records.get(session)
@@ -114,7 +125,7 @@ class Records:
         """Write a record, new or changed."""
         with self.database:
             self.database.execute(
-                "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                f"INSERT OR REPLACE INTO records ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     record.session,
                     record.user,
@@ -124,6 +135,7 @@ class Records:
                     int(record.launched),
                     record.created,
                     json.dumps(record.pids),
+                    int(record.burst),
                 ),
             )
         self._records[record.session] = record

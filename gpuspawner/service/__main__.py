@@ -46,7 +46,14 @@ def main() -> int:
         print(f"gpuspawner service: {error}", file=sys.stderr)
         return 1
     hub_auth = HubAuth(api_token=token, api_url=settings.hub_api, cache_max_age=TOKEN_CACHE_SECONDS)
-    app = create_app(sessions, Authenticator(hub_auth, token), tariff, settings.service_prefix, settings.choose_card)
+    app = create_app(
+        sessions,
+        Authenticator(hub_auth, token),
+        tariff,
+        settings.service_prefix,
+        choose_card=settings.choose_card,
+        burst=settings.burst,
+    )
     uvicorn.Server(uvicorn.Config(app, log_level="info", access_log=False)).run(sockets)
     return 0
 

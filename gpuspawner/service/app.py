@@ -37,9 +37,10 @@ def create_app(
     tariff: Tariff,
     prefix: str = "/",
     choose_card: bool = False,
+    burst: bool = False,
 ) -> FastAPI:
     """The service as an ASGI app below `prefix`. It watches the fleet while it runs. `choose_card`: whether a start
-    may name the card."""
+    may name the card. `burst`: what a start that does not say gets."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -60,7 +61,7 @@ def create_app(
     )
     app.add_middleware(LimitBody)
     _add_error_handlers(app)
-    app.include_router(_router(sessions, authenticator, tariff, choose_card), prefix=api, responses=_ERRORS)
+    app.include_router(_router(sessions, authenticator, tariff, choose_card, burst), prefix=api, responses=_ERRORS)
     return app
 
 
@@ -69,7 +70,9 @@ _ERRORS: dict[int | str, dict[str, object]] = {
 }
 
 
-def _router(sessions: SessionService, authenticator: Authenticator, tariff: Tariff, choose_card: bool) -> APIRouter:
+def _router(
+    sessions: SessionService, authenticator: Authenticator, tariff: Tariff, choose_card: bool, burst: bool
+) -> APIRouter:
     router = APIRouter()
 
     async def principal(authorization: Annotated[str | None, Header()] = None) -> Principal:
@@ -119,7 +122,8 @@ def _router(sessions: SessionService, authenticator: Authenticator, tariff: Tari
         share = _share(body.share, body.model)
         if body.card is not None:
             _check_card(body.card, share, choose_card)
-        row, launch, new = sessions.start(body.user, body.server, share, actor="hub", card=body.card)
+        wanted = burst if body.burst is None else body.burst
+        row, launch, new = sessions.start(body.user, body.server, share, actor="hub", card=body.card, burst=wanted)
         response.status_code = 201 if new else 200
         return schemas.Started(
             session=shown(row),
@@ -139,11 +143,17 @@ def _router(sessions: SessionService, authenticator: Authenticator, tariff: Tari
 
     @router.patch("/sessions/{session}")
     def resize(session: str, body: schemas.ResizeRequest, caller: Caller, request: Request) -> schemas.Resized:
-        """Change a running session's share. Refused whole with 409 when it does not fit; nothing is changed then."""
+        """Change a running session's share, or its burst, or both. Refused whole with 409 when the share does not fit;
+        nothing is changed then."""
         row = visible(caller, session)
         if not caller.may("resize", row.user, row.server):
             raise NotAllowed("Your token lacks the scope custom:gpuspawner:resize for this session.")
-        sessions.resize(row.id, _share(body.share), actor=caller.name)
+        if "share" not in body.model_fields_set and body.burst is None:
+            raise InvalidInput("share: missing.", field="share", given=None, allowed="a share, burst, or both")
+        if "share" in body.model_fields_set:
+            sessions.resize(row.id, _share(body.share), actor=caller.name)
+        if body.burst is not None:
+            sessions.set_burst(row.id, body.burst)
         applied = (time.perf_counter() - request.scope["gpuspawner.arrived"]) * 1000
         return schemas.Resized(session=shown(row), applied_ms=round(applied, 3))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 Grade = Literal["kernel", "guarded", "advisory"]
 Resize = Literal["live", "restart", "none"]
@@ -25,12 +25,16 @@ class SessionRequest(Strict):
     share: Any
     model: Any = None
     card: StrictStr | None = Field(default=None, max_length=96, description="uuid, where cards may be chosen")
+    burst: StrictBool | None = Field(
+        default=None, description="may compute with what others leave idle; null: as the operator has set it"
+    )
 
 
 class ResizeRequest(Strict):
-    """Another share for a running session."""
+    """Another share for a running session, or whether it may compute with what others leave idle, or both."""
 
-    share: Any
+    share: Any = None
+    burst: StrictBool | None = None
 
 
 class Offer(BaseModel):
@@ -134,6 +138,7 @@ class Session(BaseModel):
     resize: Resize
     options: list[ResizeOption]
     notices: list[Notice]
+    burst: bool = Field(description="whether it may compute with what others leave idle")
     free_eighths: int | None = Field(
         default=None, description="of its card, held by nobody; null without a live session on one card"
     )

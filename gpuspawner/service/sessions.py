@@ -42,7 +42,7 @@ class SessionService:
         self._reconcile()
 
     def start(
-        self, user: str, server: str, share: GPUShare, actor: str, card: str | None = None
+        self, user: str, server: str, share: GPUShare, actor: str, card: str | None = None, *, burst: bool = False
     ) -> tuple[SessionRow, Launch, bool]:
         """Start a session for a user's server, on the card of uuid `card` if one is named; the last value says
         whether it is new.
@@ -57,10 +57,13 @@ class SessionService:
                 same = same and (card is None or card in json.loads(old.cards))
                 if same and not self.fleet.alive(old.id):
                     with contextlib.suppress(NotFound):  # it is being ended in this moment
+                        if burst != old.burst:
+                            self.set_burst(old.id, burst)
+                            old.burst = burst
                         return old, self.fleet.launch(old.id), False
                 self._end_and_wait(old.id, actor)
             session = f"s-{secrets.token_hex(6)}"
-            grant, launch = self.fleet.start(session, user, share, card)
+            grant, launch = self.fleet.start(session, user, share, card, burst=burst)
             try:
                 row = self.store.started(grant, user, server, share, actor)
             except Exception:
@@ -98,6 +101,15 @@ class SessionService:
                 raise
             if not alive:
                 raise NotFound("This session has ended.")
+
+    def set_burst(self, session: str, burst: bool) -> None:
+        """Let a running session compute with what others leave idle, or no longer. Raises NotFound."""
+        with self._locks[session]:
+            row = self.store.session(session)
+            if row is None or row.state not in LIVE:
+                raise NotFound("This session has ended.")
+            self.fleet.set_burst(session, burst)
+            self.store.set_burst(session, burst)
 
     def end(self, session: str, actor: str, reason: str) -> None:
         """End a session: its processes, its share, its charge."""

@@ -84,6 +84,7 @@ class Store:
             model=grant.cards[0].model if grant.cards else "",
             cards=json.dumps([card.uuid for card in grant.cards]),
             created_ms=at,
+            burst=grant.burst,
         )
         with self._write() as transaction:
             transaction.add(row)
@@ -108,6 +109,13 @@ class Store:
             at = self._now(transaction, row)
             transaction.add(self._entry(row, "resize", share.eighths, at, actor, reason))
             return True
+
+    def set_burst(self, session: str, burst: bool) -> None:
+        """A session may compute with what others leave idle, or no longer. Its price is the same."""
+        with self._write() as transaction:
+            row = self._row(transaction, session)
+            if row is not None:
+                row.burst = burst
 
     def noted(self, session: str, reason: str) -> None:
         """The node saw a live session go over its limit, or acted upon that. What it holds and pays stays as it is."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Index, Integer, String, Text
+from sqlalchemy import BigInteger, Boolean, Index, Integer, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 # SQLite counts up by itself only for INTEGER keys.
@@ -29,6 +29,7 @@ class SessionRow(Base):
     created_ms: Mapped[int] = mapped_column(BigInteger)
     ended_ms: Mapped[int | None] = mapped_column(BigInteger)
     end_reason: Mapped[str | None] = mapped_column(Text)
+    burst: Mapped[bool] = mapped_column(Boolean, default=False)
 
 
 class LedgerRow(Base):

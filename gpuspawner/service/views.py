@@ -123,6 +123,7 @@ def session(row: SessionRow, fleet: Fleet, tariff: Tariff, notices: Collection[N
         options=_options(grant, states[cards[0].uuid], share, tariff)
         if grant and live and share.cards == 1 and cards
         else [],
+        burst=grant.burst if grant and live else row.burst,
         notices=[_notice(each) for each in notices],
     )
 

@@ -68,6 +68,8 @@ def simulation(settings: Settings, plan: CardsPlan, env: dict[str, str]) -> Part
     if len(os.fsencode(socket)) > _LONGEST_SOCKET_PATH:
         raise Unavailable(f"The path {socket} is too long for a socket: choose a shorter GPUSPAWNER_STATE.")
     argv = [str(daemon), "--socket", str(socket), "--cards", plan.simulated_spec or ""]
+    if plan.timed:
+        argv.append("--timed")
     return Part(SIMULATION, argv, env, socket=socket, stays=True)
 
 

@@ -176,9 +176,9 @@ class Machine:
         self.cards.socket.unlink(missing_ok=True)
         self.cards.start()
 
-    def start(self, user: str, share: str, server: str = "") -> tuple[dict[str, Any], SessionProgram]:
-        """A session with a program in it that can use its card."""
-        answer = self.api.post("/sessions", json={"user": user, "server": server, "share": share})
+    def start(self, user: str, share: str, server: str = "", **more: object) -> tuple[dict[str, Any], SessionProgram]:
+        """A session with a program in it that can use its card. `more` of the request's body by name."""
+        answer = self.api.post("/sessions", json={"user": user, "server": server, "share": share, **more})
         assert answer.status_code in (200, 201), answer.text
         program = SessionProgram(answer.json()["launch"])
         self.programs.append(program)

@@ -121,6 +121,25 @@ class NVMLDriver:
             lost = isinstance(error.__cause__, pynvml.NVMLError_GpuIsLost)
             return Readings(answers=False, lost=lost, xids=xids)
 
+    def utilization(self, uuid: str, since: int) -> tuple[int, dict[int, int]]:
+        """Percent of the card that each process had of late, by pid, from figures newer than `since`, and how new the
+        newest is (microseconds, the driver's clock). Raises DriverError, also where the driver does not tell."""
+
+        def read(handle: Any) -> list[Any]:
+            try:
+                return list(pynvml.nvmlDeviceGetProcessUtilization(handle, since))
+            except pynvml.NVMLError_NotFound:
+                return []  # nobody had it
+
+        newest: dict[int, Any] = {}
+        for sample in self.with_card(uuid, read):
+            if sample.timeStamp > since and (
+                sample.pid not in newest or sample.timeStamp > newest[sample.pid].timeStamp
+            ):
+                newest[sample.pid] = sample
+        latest = max((int(sample.timeStamp) for sample in newest.values()), default=since)
+        return latest, {pid: int(sample.smUtil) for pid, sample in newest.items()}
+
     def new_xids(self) -> list[tuple[str, int]]:
         """Card uuid and code of the XID events since the last call; none where the driver reports none."""
         found = []

@@ -1,0 +1,33 @@
+"""How exactly two sessions have their shares of a card's time that both use without end: a quarter and a half.
+
+Simulated cards in timed mode; what each has in a second is the device's own count.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from tests.support.compute import ground
+
+SECONDS = 20
+EXPECTED = (25.0, 50.0)
+
+
+def run() -> tuple[float, str]:
+    """Points (percent of the card) off the share in the worst second."""
+    with tempfile.TemporaryDirectory() as name, ground(Path(name)) as card:
+        quarter, half = card.group(), card.group()
+        half.limit((4, 0))
+        quarter.limit((2, 500))
+        half.load(1000)
+        quarter.load(1000)
+        card.shares([quarter, half])  # the first kernels are owed for
+        seconds = [card.shares([quarter, half]) for _ in range(SECONDS)]
+    worst = [max(abs(second[i] - EXPECTED[i]) for second in seconds) for i in (0, 1)]
+    means = [sum(second[i] for second in seconds) / SECONDS for i in (0, 1)]
+    print(
+        f"kernels of 1 ms on a simulated card, {SECONDS} seconds: a quarter had {means[0]:.2f} % of it, worst second "
+        f"{worst[0]:.2f} points off; a half had {means[1]:.2f} %, {worst[1]:.2f} points off"
+    )
+    return max(worst), "points"
