@@ -135,7 +135,7 @@ def everything_comes_back(party: Party, when: str) -> None:
 def test_a_process_may_be_killed_at_every_step_in_shared_memory(
     phase: str, fewest: int, tools: Tools, out: Outside, party: Party, made: Cards
 ) -> None:
-    """Cases 10, 11 and 18: the others go on, all that it held comes back, slots stay, the next one starts at once."""
+    """The others go on, all that it held comes back, slots stay, the next one starts at once."""
     number = 0
     while step(tools, out, party, phase, number + 1):
         number += 1
@@ -147,7 +147,7 @@ def test_a_process_may_be_killed_at_every_step_in_shared_memory(
 def test_a_process_may_be_killed_while_it_clears_up_after_another(
     tools: Tools, out: Outside, party: Party, made: Cards
 ) -> None:
-    """Case 10: what is half cleared is cleared by the next one."""
+    """What is half cleared is cleared by the next one."""
     number, more = 0, True
     while more:
         holder = subprocess.Popen([tools.victim, "hold", str(48 * M)], env=out.environment)
@@ -158,3 +158,36 @@ def test_a_process_may_be_killed_while_it_clears_up_after_another(
         number += more
         everything_comes_back(party, f"after a kill at step {number}")
     assert number >= 6  # announce, put its name on the slot, empty two words of it, free it, and be granted
+
+
+def test_three_hundred_processes_join_and_leave(tools: Tools, out: Outside, uuids: list[str], context: int) -> None:
+    """All at once, each in a slot that stays its own while others are killed; in the end there is exactly nothing."""
+    count, size = 300, 512
+    out.limit(abi.CardLimit(uuids[0], 8, count * (context + size) + context, context))
+    table = Table(out)
+    crowd = [subprocess.Popen([tools.victim, "hold", str(size)], env=out.environment) for _ in range(count)]
+    try:
+        wait_until(lambda: sum(table.used().values()) == count * (context + size), "everybody's joining", 60)
+        slots = {pid: slot for slot, pid in table.owners().items()}
+        assert set(slots) == {process.pid for process in crowd}
+        for process in crowd[::3]:
+            process.kill()
+            process.wait(20)
+        again = [subprocess.Popen([tools.victim, "hold", str(size)], env=out.environment) for _ in range(count // 3)]
+        crowd += again
+        joined = {process.pid for process in again}
+        wait_until(lambda: joined <= set(table.owners().values()), "the joining of those that came later", 60)
+        now = {pid: slot for slot, pid in table.owners().items()}
+        assert all(now[process.pid] == slots[process.pid] for process in crowd[:count] if process.returncode is None)
+    finally:
+        for process in crowd:
+            process.kill()
+            process.wait(20)
+    subprocess.run([tools.victim, "join"], env=out.environment, check=True, timeout=20)  # at once, past all the dead
+    server = out.server(CUDA)
+    server.run(f"allocate({1 << 60})")  # refused, after a look at who is dead
+    assert table.used() == dict.fromkeys(table.owners(), context)
+    assert set(table.owners().values()) == {server.process.pid}
+    assert server.run("cu.cuDevicePrimaryCtxRelease(0)") is not None
+    assert table.used() == {}
+    assert table.pending() == []

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench import shim
 from support.limits import CUDA, Cards, Outside, wait_until
 
 from gpuspawner.node.limits import abi
@@ -137,3 +138,74 @@ def test_processes_that_race_never_pass_the_limit_and_end_at_nothing(
     assert limit - 8 * M < most <= limit
     assert made.used() == 4 * context
     assert workers[0].run("info()")[0] == limit - 4 * context
+
+
+def test_workers_forked_without_exec_each_have_an_account(
+    out: Outside, uuids: list[str], made: Cards, context: int
+) -> None:
+    """As gunicorn does it: the parent has loaded and started the library; workers come, end, are killed, come again."""
+    limit = 4 * context + 4 * M
+    out.limit(abi.CardLimit(uuids[0], 1, limit, context))
+    parent = out.server(
+        "import os, signal\n"
+        "from cuda.bindings import driver as cu\n"
+        "assert int(cu.cuInit(0)[0]) == 0\n"
+        "def worker():\n"
+        "    r, w = os.pipe()\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        try:\n"
+        f"            exec({CUDA!r}, globals())\n"
+        f"            answer = allocate({M})[0]\n"
+        "        except BaseException as error: answer = repr(error)\n"
+        "        os.write(w, repr(answer).encode()); os.close(w)\n"
+        "        while True: signal.pause()\n"
+        "    os.close(w)\n"
+        "    said = os.read(r, 1000).decode(); os.close(r)\n"
+        "    return [pid, said]\n"
+        "def end(pid, number): os.kill(pid, number); os.waitpid(pid, 0)"
+    )
+    workers = parent.run("[worker() for _ in range(4)]")
+    assert [said for _, said in workers] == ["0"] * 4
+    assert {row.pid: row.bytes for row in out.usage()} == {pid: context + M for pid, _ in workers}
+    for number in ("SIGKILL", "SIGTERM") * 3:
+        pid, _ = workers.pop(0)
+        parent.run(f"end({pid}, signal.{number})")
+        workers.append(parent.run("worker()"))
+        assert workers[-1][1] == "0"  # it fits only because the one before gave everything back
+        assert {row.pid for row in out.usage()} == {pid for pid, _ in workers}
+    for pid, _ in workers:
+        parent.run(f"end({pid}, signal.SIGTERM)")
+
+
+def test_an_old_driver_without_stream_ordered_memory_still_serves(tmp_path: Path) -> None:
+    """What the driver has not, the shim has not either, and everything else goes on."""
+    source = (
+        "import ctypes as c\n"
+        "lib = c.CDLL('libcuda.so.1')\n"
+        "context, address = c.c_void_p(), c.c_uint64()\n"
+        "assert lib.cuInit(0) == 0 and lib.cuDevicePrimaryCtxRetain(c.byref(context), 0) == 0\n"
+        "assert lib.cuCtxSetCurrent(context) == 0\n"
+        "print(lib.cuMemAllocAsync(c.byref(address), c.c_size_t(512), None),\n"
+        "      lib.cuMemAlloc_v2(c.byref(address), c.c_size_t(512)), lib.cuMemFree_v2(address))"
+    )
+    limit = abi.CardLimit(shim.UUID, 1, G)
+    driver = shim.null_driver(tmp_path)  # it has a dozen functions, like one from long ago
+    environment = shim.environment(tmp_path, driver, limit)
+    done = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "801 0 0\n"  # not supported; and the rest works
+
+
+def test_without_a_driver_every_program_starts(tmp_path: Path) -> None:
+    """Only who loads the driver hears that there is none."""
+    driver = shim.null_driver(tmp_path)
+    environment = shim.environment(tmp_path, driver, abi.CardLimit(shim.UUID, 1, G))
+    driver.unlink()
+    source = (
+        "import ctypes, subprocess\n"
+        "print(subprocess.run(['/bin/sh', '-c', 'echo started'], capture_output=True, text=True).stdout.strip())\n"
+        "try: ctypes.CDLL('libcuda.so.1')\n"
+        "except OSError as error: print('libcuda.so.1: cannot open' in str(error))"
+    )
+    done = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("started\nTrue\n", "")

@@ -308,11 +308,19 @@ def read_usage(path: Path | str) -> list[ProcessUsage]:
     Raises `LimitFileError` for what is not a usage file, `OSError` for what cannot be read.
     """
     path = Path(path)
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    looked_at = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)  # opens nothing that minds being opened
     try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size != USAGE_SIZE:
-            raise LimitFileError(f"usage file {path}: {status.st_size} bytes, expected a plain file of {USAGE_SIZE}")
+        status = os.fstat(looked_at)
+        # one with a second name may be somebody else's
+        if not stat.S_ISREG(status.st_mode) or status.st_size != USAGE_SIZE or status.st_nlink != 1:
+            raise LimitFileError(
+                f"usage file {path}: {status.st_size} bytes, {status.st_nlink} names, "
+                f"expected a plain file of {USAGE_SIZE} with one name"
+            )
+        fd = os.open(f"/proc/self/fd/{looked_at}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        os.close(looked_at)
+    try:
         content = os.pread(fd, _USAGE_READ, 0)
     finally:
         os.close(fd)

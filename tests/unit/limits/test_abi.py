@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
+import signal
+import socket
+import stat
 import struct
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -228,11 +234,95 @@ def test_usage_of_another_size_is_refused(tmp_path: Path, size: int) -> None:
         read_usage(path)
 
 
-def test_usage_is_no_way_to_other_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder", "device", "socket", "hard link", "lease"])
+def test_usage_is_no_way_to_other_files(tmp_path: Path, kind: str) -> None:
+    """Whatever a session puts in its place, the reader neither follows nor waits, and opens plain files only."""
     abi.create_usage(tmp_path / "real")
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(OSError, match="symbolic link"):
-        read_usage(tmp_path / "link")
-    with pytest.raises(LimitFileError):  # and does not wait for a writer
-        read_usage(tmp_path / "fifo")
+    path = tmp_path / "usage"
+    match kind:
+        case "link":
+            path.symlink_to(tmp_path / "real")
+        case "fifo":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "device":
+            if os.geteuid() != 0:
+                pytest.skip("only root can make a device")
+            os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(5, 0))
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as made:
+                made.bind(str(path))
+        case "hard link":
+            path.hardlink_to(tmp_path / "real")
+        case "lease":
+            abi.create_usage(path)
+            fd = os.open(path, os.O_RDWR)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # an open that waits would wait for this for 45 s
+            signal.signal(signal.SIGIO, signal.SIG_IGN)
+            try:
+                with pytest.raises(BlockingIOError):
+                    read_usage(path)
+            finally:
+                os.close(fd)
+                signal.signal(signal.SIGIO, signal.SIG_DFL)
+            return
+    with pytest.raises(LimitFileError, match="expected a plain file of 471040"):
+        read_usage(path)
+
+
+@pytest.mark.parametrize("word", [(1 << 64) - 1, 1 << 63, (1 << 22) | 5, 0])
+def test_usage_may_claim_anything(tmp_path: Path, word: int) -> None:
+    """Numbers that are negative elsewhere, sums that wrap, every slot taken: rows, never more than there can be."""
+    path = tmp_path / "usage"
+    abi.create_usage(path)
+    head = path.read_bytes()[:16]
+    path.write_bytes(head + struct.pack("=Q", word) * ((abi.USAGE_SIZE - 16) // 8))
+    rows = read_usage(path)
+    assert len(rows) in (0, abi.MAX_CARDS * abi.MAX_SLOTS)
+    assert {row.bytes for row in rows} <= {word}
+
+
+def test_a_sparse_usage_file_is_an_empty_one(tmp_path: Path) -> None:
+    path = tmp_path / "usage"
+    abi.create_usage(path)
+    with path.open("r+b") as file:
+        file.truncate(16)
+        file.truncate(abi.USAGE_SIZE)
+    assert read_usage(path) == []
+
+
+def test_usage_that_changes_while_it_is_read(tmp_path: Path) -> None:
+    """Another process cuts it, grows it and writes into it all the while."""
+    path = tmp_path / "usage"
+    abi.create_usage(path)
+    source = (
+        "import os, random, sys\n"
+        "r, size = random.Random(5), int(sys.argv[2])\n"
+        "fd = os.open(sys.argv[1], os.O_RDWR)\n"
+        "good = os.pread(fd, 4096, 0)\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    os.ftruncate(fd, r.choice([0, 100, size // 2, size, size, size]))\n"
+        "    os.pwrite(fd, good, 0); os.pwrite(fd, r.randbytes(4096), r.randrange(size - 4096))\n"
+        "    os.ftruncate(fd, size)\n"
+    )
+    writer = subprocess.Popen(
+        [sys.executable, "-c", source, path, str(abi.USAGE_SIZE)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+        refused = read = 0
+        for _ in range(20000):
+            try:
+                read += len(read_usage(path)) <= abi.MAX_CARDS * abi.MAX_SLOTS
+            except LimitFileError:
+                refused += 1
+            if read > 20 and refused > 20:
+                break
+        assert read > 20
+        assert refused > 20
+    finally:
+        writer.kill()
+        writer.communicate()
