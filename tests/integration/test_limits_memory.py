@@ -12,6 +12,7 @@ import pytest
 from support.limits import CUDA, Cards, Outside, Process, session
 
 from gpuspawner.node.limits import abi, launch
+from gpuspawner.simulation.control import Control
 
 G, M = 1 << 30, 1 << 20
 OUT_OF_MEMORY = 2
@@ -160,6 +161,24 @@ def test_every_kind_is_refused_when_there_is_no_room(
     assert one.run("int(p[0])") == OUT_OF_MEMORY
     assert made.used() == context
     assert one.run("info()") == [511, context + 511]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_driver_itself_refuses_is_not_charged(kind: str, one: Process, made: Cards) -> None:
+    """There is room under the limit, and the driver fails after it was reserved: all of it is given back."""
+    before, had = made.used(), one.run("info()")
+    with Control(made.socket) as control:
+        control.command("refuse", 0, 1 << 40)
+        try:
+            one.run(KINDS[kind][0])
+            assert one.run("int(p[0])") == OUT_OF_MEMORY
+        finally:
+            control.command("refuse", 0, 0)
+    assert one.run("info()") == had
+    assert made.used() == before
+    one.run(KINDS[kind][0])
+    assert one.run("int(p[0])") == 0
+    assert made.used() > before
 
 
 def test_host_memory_is_not_charged(one: Process, made: Cards, context: int) -> None:

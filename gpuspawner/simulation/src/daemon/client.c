@@ -127,6 +127,7 @@ static int take(struct client *client, unsigned index, uint64_t bytes, bool cont
     if (index < SIM_MAX_CARDS ? card->mig_mode : !card->has_compute) return SIM_NOT_SUPPORTED;
     if (!bytes || bytes > card->model.memory_bytes - card->used) return bytes ? SIM_NO_MEMORY : SIM_INVALID;
     if (!limits_allow(client, index, bytes)) return SIM_NO_MEMORY;
+    if (sim.cards[index].refusals > 0) return sim.cards[index].refusals--, SIM_NO_MEMORY;
     if (!client_slot(client)) return SIM_FULL;
     struct sim_process *process = &sim.page->processes[client->slot];
     page_write_begin();

@@ -199,7 +199,7 @@ static int state_json(char *reply, size_t size) {
 
 static const char commands[] =
     "state | set CARD NAME VALUE | link CARD LINK NAME VALUE | unsupported CARD METRIC | supported CARD METRIC | "
-    "xid CARD CODE | lose CARD | restore CARD | limits-below-usage accept|refuse|ignore | kernel-wave-ns N | slice-ns N | quit-when-unused | quit";
+    "xid CARD CODE | refuse CARD N | lose CARD | restore CARD | limits-below-usage accept|refuse|ignore | kernel-wave-ns N | slice-ns N | quit-when-unused | quit";
 
 int control_run(char *line, char *reply, size_t size) {
     char *save = NULL, *words[6] = {0};
@@ -225,7 +225,7 @@ int control_run(char *line, char *reply, size_t size) {
         else sim.slice_ns = value;
         return SIM_OK;
     }
-    static const char *const with_card[] = {"set", "link", "unsupported", "supported", "xid", "lose", "restore"};
+    static const char *const with_card[] = {"set", "link", "unsupported", "supported", "xid", "refuse", "lose", "restore"};
     bool known = false;
     for (size_t i = 0; i < COUNT(with_card); i++) known |= !strcmp(verb, with_card[i]);
     if (!known) return failed(reply, size, "command: got \"%.40s\"; allowed: %s", verb, commands);
@@ -237,6 +237,13 @@ int control_run(char *line, char *reply, size_t size) {
     if (!strcmp(verb, "link")) return set_link(index, words[2], words[3], words[4], reply, size);
     if (!strcmp(verb, "unsupported")) return support(index, words[2], false, reply, size);
     if (!strcmp(verb, "supported")) return support(index, words[2], true, reply, size);
+    if (!strcmp(verb, "refuse")) {
+        if (!number(words[2], UINT64_MAX, &value))
+            return failed(reply, size, "refusals: got \"%.40s\"; allowed are 0 to %llu", words[2] ? words[2] : "",
+                          (unsigned long long)UINT64_MAX);
+        sim.cards[index].refusals = value;
+        return SIM_OK;
+    }
     if (!strcmp(verb, "xid")) {
         if (!number(words[2], 65535, &value))
             return failed(reply, size, "code: got \"%.40s\"; allowed are 0 to 65535", words[2] ? words[2] : "");

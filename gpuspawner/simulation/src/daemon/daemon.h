@@ -53,6 +53,7 @@ struct daemon_card {
     /* Metrics set by a control command stay so (has_*), others follow the load. */
     bool has_power, has_utilization, has_temperature, has_clocks;
     uint32_t busy_percent;
+    uint64_t refusals; /* so many requests for memory are still to be refused, as by a driver that is out of something */
     struct queue *queues; /* the one whose turn it is */
     uint64_t now_ns;      /* up to here the card's work has been played */
     uint64_t slice_left_ns;
