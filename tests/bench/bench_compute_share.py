@@ -38,8 +38,10 @@ def run() -> tuple[float, str]:
         seconds = [card.shares([quarter, half]) for _ in range(SECONDS)]
     worst = [max(abs(second[i] - EXPECTED[i]) for second in seconds) for i in (0, 1)]
     means = [sum(second[i] for second in seconds) / SECONDS for i in (0, 1)]
+    beside = "" if first else ", beside other programs"
     print(
-        f"kernels of 1 ms on a simulated card, {SECONDS} seconds{'' if first else ', beside other programs'}: a quarter had {means[0]:.2f} % of it, worst second "
-        f"{worst[0]:.2f} points off; a half had {means[1]:.2f} %, {worst[1]:.2f} points off"
+        f"kernels of 1 ms on a simulated card, {SECONDS} seconds{beside}: "
+        f"a quarter had {means[0]:.2f} % of it, worst second {worst[0]:.2f} points off; "
+        f"a half had {means[1]:.2f} %, {worst[1]:.2f} points off"
     )
     return max(worst), "points"

@@ -230,20 +230,31 @@ static void learn(const struct reading *reading)
         SET(kind->until, next_timed(cost));
 }
 
-/* Nothing of ours may disturb a capture that the program has under way somewhere. */
+/* Nothing of ours may disturb a capture that the program has under way somewhere: -1 where there is none, else the mode to
+ * go back to. */
+static int relax(void)
+{
+    int mode = MODE_RELAXED;
+    if (GET(captures) == 0)
+        return -1;
+    return REAL(cuThreadExchangeStreamCaptureMode, (int *), &mode) == CUDA_SUCCESS ? mode : -1;
+}
+
+static void go_back(int mode)
+{
+    if (mode >= 0)
+        (void)REAL(cuThreadExchangeStreamCaptureMode, (int *), &mode);
+}
+
 static void read_times(void)
 {
     struct reading reading;
-    int relaxed = MODE_RELAXED;
     if (samples_pending() == 0 || !samples_try_lock())
         return;
-    bool careful = GET(captures) != 0;
-    if (careful)
-        (void)REAL(cuThreadExchangeStreamCaptureMode, (int *), &relaxed);
+    int mode = relax();
     while (samples_next(&reading))
         learn(&reading);
-    if (careful)
-        (void)REAL(cuThreadExchangeStreamCaptureMode, (int *), &relaxed);
+    go_back(mode);
     samples_unlock();
 }
 
@@ -288,9 +299,13 @@ static bool begin(struct kind *kind, const struct paid *paid, CUstream stream, b
     int64_t cost = paid->cost_ns;
     bool alone = !budget_is_shared(paid->card) && budget_alone(paid->card, cost == UNKNOWN ? 0 : cost);
     struct reading reading = {paid->key, paid->card, cost, GET(kind->launches), alone, 0};
+    if (GET(captures) != 0 && (uintptr_t)stream <= 2)
+        return false; /* marks in the default stream are not allowed beside a capture */
     if (!samples_try_lock())
         return false; /* another thread is at it; the next launch is timed */
+    int mode = relax();
     timed->sample = samples_begin(&reading, stream, per_thread);
+    go_back(mode);
     samples_unlock();
     if (timed->sample == NO_SAMPLE) {
         failed();
