@@ -273,7 +273,18 @@ class Agent:
 
     def notices(self, session: str) -> list[Notice]:
         """What the session's user should know now."""
-        return self._gate.notices(session)
+        record = self._records.get(session)
+        failed = [uuid for uuid in record.cards if not self._health.of(uuid).usable] if record else []
+        of_cards = [
+            Notice(
+                "card_failed",
+                f"The card under this session is out of service: {self._health.of(uuid).reason} The session keeps its "
+                "share. Save your work, stop the server, and start it on another card.",
+                self._health.since(uuid),
+            )
+            for uuid in failed
+        ]
+        return [*of_cards, *self._gate.notices(session)]
 
     def holders(self) -> list[Holder]:
         """Every process that the driver shows on this machine's cards, those of no session included.

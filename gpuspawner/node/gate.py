@@ -65,7 +65,7 @@ class Notice:
     """Something that a session's user should know. Times are seconds since the epoch; `deadline` where something
     will be done."""
 
-    code: Literal["over_limit", "frozen", "process_ended", "shrunk"]
+    code: Literal["over_limit", "frozen", "process_ended", "shrunk", "card_failed"]
     message: str
     since: float
     deadline: float | None = None

@@ -46,6 +46,7 @@ class HealthWatch:
         self._readings: dict[str, Readings] = {}
         self._health: dict[str, Health] = {}
         self._read_at: dict[str, float] = {}
+        self._since: dict[str, float] = {}
 
     def look(self, uuids: Iterable[str], *, fresh: bool = False) -> None:
         """Read those cards whose last reading is older than a second, or with `fresh` all of them."""
@@ -72,12 +73,17 @@ class HealthWatch:
         health, was = assess(readings), self._health.get(uuid)
         self._health[uuid] = health
         if was is None or was.state != health.state:
+            self._since[uuid] = time.time()
             level = logging.INFO if health.state == "ok" else logging.WARNING
             log.log(level, "card %s is %s%s", uuid, health.state, f": {health.reason}" if health.reason else "")
 
     def of(self, uuid: str) -> Health:
         """The card's health at the last look."""
         return self._health.get(uuid, UNKNOWN)
+
+    def since(self, uuid: str) -> float:
+        """When the card came to be as it is, in seconds since the epoch; now for one that was not read yet."""
+        return self._since.get(uuid, time.time())
 
     def readings(self, uuid: str) -> Readings | None:
         """The card's readings at the last look."""

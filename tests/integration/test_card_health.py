@@ -60,9 +60,13 @@ def test_a_lost_card_takes_no_new_sessions_and_its_own_run_on_until_it_is_back(o
     assert shown["state"] == "running"
     assert shown["share"] == "1/4"
     assert shown["memory_used_bytes"] is None
+    (notice,) = [each for each in shown["notices"] if each["code"] == "card_failed"]
+    assert "lost" in notice["message"]
+    assert notice["deadline"] is None
     assert {option["share"] for option in shown["options"] if option["available"]} == {"1/8", "1/4"}
     one_card.cards.control("restore 0")
     until(lambda: health(one_card, session)["state"] == "ok", what="the card to be seen as back")
+    assert one_card.api.get(f"/sessions/{session['id']}").json()["notices"] == []
     assert offered(one_card, "1/8")["free_places"] == 6
     one_card.start("bob", "1/8")
 
