@@ -11,13 +11,16 @@ GOALS = {
     "compute-share": "<= 2",
     "exactness": "0",
     "join": "",
+    "kernel-latency": "<= 1.05 (p99)",
     "linear": "<= 3",
+    "panel-lag": "<= 1500 (p95)",
     "resize": "<= 20 (p99)",
     "shim-alloc": "<= 200",
     "shim-alloc-100k": "<= 1.5",
     "shim-launch": "<= 20",
     "shim-meminfo": "<= 40",
     "spawn": "<= 100",
+    "telemetry": "<= 1",
 }
 
 

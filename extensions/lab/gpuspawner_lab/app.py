@@ -97,8 +97,11 @@ class GPUSpawnerLab(ExtensionApp):
         server = cast("ServerApp", self.serverapp)
         self.runs = RunsFolder(Path(self.runs_folder))
         self.detail = PanelDetail(server.kernel_manager, server.session_manager, self.runs)
+        # The page learns by this that there is something to show.
+        page = server.web_app.settings.setdefault("page_config_data", {})
+        page["gpuspawnerSession"] = self.configured
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        own_cards = tuple(uuid for uuid in visible if uuid.startswith("GPU-"))
+        own_cards = tuple(uuid for uuid in visible if uuid.startswith(("GPU-", "MIG-")))
         self.sampler = TelemetrySampler(
             self.reader_class(), self.view, self._emit, self.log, self.sample_seconds, self.detail, own_cards
         )

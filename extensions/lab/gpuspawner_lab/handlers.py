@@ -99,7 +99,8 @@ class GPUHandler(ExtensionHandlerMixin, APIHandler):
             self.log_detail(error)
             failed = error
         telemetry = await app.sampler.sample()
-        known = {"configured": True, "session": app.view.last, "telemetry": telemetry}
+        watched = app.sampler.watchers.looking
+        known = {"configured": True, "session": app.view.last, "telemetry": telemetry, "watched": watched}
         if "revision" in telemetry:
             known["detail"] = {"holders": app.detail.holders, "runs": app.detail.runs}
         if failed is None:

@@ -56,6 +56,9 @@ class NVMLReader:
         try:
             count = nvml.nvmlDeviceGetCount()
             handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+            # Slices of a card (MIG) are in no list of cards: they are asked for by name.
+            slices = [uuid for uuid in uuids or () if uuid.startswith("MIG-")]
+            handles += [nvml.nvmlDeviceGetHandleByUUID(uuid.encode()) for uuid in slices]
             cards = [self._card(nvml, handle, processes, uuids) for handle in handles]
         except nvml.NVMLError as error:
             # A restarted driver (or simulated one) needs a new start of the library.

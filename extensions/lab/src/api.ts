@@ -3,7 +3,7 @@
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 
-import type { Resized, ServiceFault, Status } from './types';
+import type { CheckpointAction, Resized, ServiceFault, Status } from './types';
 
 /** An answer that says no; `body` is the whole answer. */
 export class RefusedError extends Error {
@@ -19,23 +19,32 @@ export class RefusedError extends Error {
 export class GPUAPI {
   constructor(private readonly settings: ServerConnection.ISettings) {}
 
-  /** Ask for telemetry events for some seconds; answers with the status now. */
-  watch(seconds: number): Promise<Status> {
-    return this.ask<Status>('watch', 'POST', { seconds });
+  /** What is known now; asks for no telemetry. */
+  status(): Promise<Status> {
+    return this.ask<Status>('status', 'GET');
   }
 
-  resize(share: string): Promise<Resized> {
-    return this.ask<Resized>('share', 'PATCH', { share });
+  /** Ask for telemetry events for some seconds; answers with the status now. 0 seconds: the viewer has gone. */
+  watch(viewer: string, seconds: number, detail: boolean): Promise<Status> {
+    return this.ask<Status>('watch', 'POST', { viewer, seconds, detail });
   }
 
-  private async ask<T>(path: string, method: string, body: object): Promise<T> {
+  change(wanted: { share: string } | { burst: boolean }): Promise<Resized> {
+    return this.ask<Resized>('share', 'PATCH', wanted);
+  }
+
+  checkpoint(run: string, checkpoint: string, action: CheckpointAction): Promise<void> {
+    return this.ask('checkpoints', 'POST', { run, checkpoint, action });
+  }
+
+  private async ask<T>(path: string, method: string, body?: object): Promise<T> {
     const url = URLExt.join(this.settings.baseUrl, 'gpuspawner', 'api', path);
     let response: Response;
     let parsed: unknown;
     try {
       response = await ServerConnection.makeRequest(
         url,
-        { method, body: JSON.stringify(body) },
+        body ? { method, body: JSON.stringify(body) } : { method },
         this.settings
       );
       parsed = await response.json();

@@ -2,9 +2,14 @@
 
 import * as React from 'react';
 
+import type { Painter } from './charts';
+import { Checkpoints, OnCheckpoint } from './checkpoints';
 import * as format from './format';
-import { chosen, consequence, spoken, State, tooltip, view } from './state';
-import type { Option, Session } from './types';
+import type { History } from './history';
+import { HolderActions, Holders } from './holders';
+import { CardBar, optionAt, ResizeForm } from './resize';
+import { chosen, held, noticeText, spoken, State, tooltip, View, view } from './state';
+import { CardNow, Memory } from './usage';
 
 /** The status-bar item: `GPU 1/4 ▬▬▭▭ 12.3 / 20.0 GiB`. */
 export function StatusLine(props: {
@@ -25,7 +30,6 @@ export function StatusLine(props: {
       data-fault={v.notes.length > 0}
       title={tooltip(state)}
       aria-label={spoken(state)}
-      aria-haspopup="dialog"
       onClick={props.onOpen}
     >
       <span className="jp-gpu-share">GPU {v.share ?? format.UNKNOWN}</span>
@@ -43,14 +47,23 @@ export function StatusLine(props: {
   );
 }
 
-/** The panel behind the item: what is held and used, and the control to resize. */
-export function SharePanel(props: {
+export interface PanelProps {
   state: State;
+  /** Milliseconds since the epoch, for ages. */
+  now: number;
+  history: History;
+  painter: Painter;
   /** The share that is chosen at first, instead of the current one. */
   wanted?: string;
   onChoose: () => void;
   onResize: (share: string) => void;
-}): React.JSX.Element {
+  onBurst: (burst: boolean) => void;
+  onCheckpoint: OnCheckpoint;
+  holders: HolderActions;
+}
+
+/** The side panel: what is held and used, by whom, and the controls. */
+export function SharePanel(props: PanelProps): React.JSX.Element {
   const { state } = props;
   const { phase } = state.resize;
   const [wanted, want] = React.useState(props.wanted ?? null);
@@ -60,170 +73,174 @@ export function SharePanel(props: {
       want(null);
     }
   }, [phase]);
-  // The keyboard goes to the current share as soon as there is one to choose from.
-  const panel = React.useRef<HTMLDivElement>(null);
-  const choosable = state.session !== null;
-  React.useEffect(() => {
-    panel.current?.querySelector<HTMLInputElement>('input:checked')?.focus();
-  }, [choosable]);
+  if (state.presence !== 'session') {
+    return (
+      <div className="jp-gpu-panel">
+        <p className="jp-gpu-quiet">
+          {state.presence === 'none'
+            ? 'This server was started without a GPU share. Stop it and start it again from the hub to choose one.'
+            : (state.fault ?? 'Looking for this server’s GPU share…')}
+        </p>
+      </div>
+    );
+  }
   const v = view(state);
+  const { session } = state;
+  const choose = (share: string): void => {
+    if (phase !== 'running') {
+      want(share);
+      props.onChoose();
+    }
+  };
+  const chooseAt = (eighths: number): void => {
+    const option = session && optionAt(session.options, eighths);
+    if (option && (option.available || option.current)) {
+      choose(option.share);
+    }
+  };
+  const sources = { history: props.history, painter: props.painter };
   return (
-    <div className="jp-gpu-panel" ref={panel}>
+    <div className="jp-gpu-panel">
+      <Title v={v} />
+      <Notes state={state} now={props.now} v={v} />
+      <section aria-label="Share">
+        {session && session.cards.length === 1 && (
+          <CardBar
+            session={session}
+            wanted={session.resizable ? chosen(session.options, wanted) : null}
+            onWant={session.resizable ? chooseAt : undefined}
+          />
+        )}
+        <Memory v={v} sources={sources} />
+        {session && (
+          <ResizeForm
+            state={state}
+            session={session}
+            wanted={wanted}
+            holders={held(state)}
+            onWant={choose}
+            onResize={props.onResize}
+          />
+        )}
+        {typeof session?.burst === 'boolean' && (
+          <Burst on={session.burst} busy={state.acting.includes('burst')} onBurst={props.onBurst} />
+        )}
+      </section>
+      <Section title="Who holds the memory">
+        <Holders state={state} actions={props.holders} />
+      </Section>
+      <Section title={session && session.cards.length > 1 ? 'The cards' : 'The whole card'}>
+        <CardNow state={state} v={v} sources={sources} />
+        <Facts state={state} v={v} />
+      </Section>
+      <Section title="Checkpoints">
+        <Checkpoints state={state} now={props.now} onAsk={props.onCheckpoint} />
+      </Section>
+    </div>
+  );
+}
+
+function Section(props: { title: string; children: React.ReactNode }): React.JSX.Element {
+  const id = React.useId();
+  return (
+    <section aria-labelledby={id}>
+      <h3 id={id}>{props.title}</h3>
+      {props.children}
+    </section>
+  );
+}
+
+function Title(props: { v: View }): React.JSX.Element {
+  const { v } = props;
+  return (
+    <header>
       <h2 className="jp-gpu-title">
         <span>{v.share === null ? 'GPU share' : `GPU ${v.share}`}</span>
-        {v.simulated && <span className="jp-gpu-simulated">simulated</span>}
+        {v.simulated && (
+          <span className="jp-gpu-simulated" title={format.SIMULATED_MEANING}>
+            simulated
+          </span>
+        )}
       </h2>
-      <div className="jp-gpu-model">{v.model ?? 'unknown card'}</div>
-      <div className="jp-gpu-meter" data-tone={v.tone}>
-        <span className="jp-gpu-bar" aria-hidden="true">
-          <span style={{ width: `${v.part === null ? 0 : v.part * 100}%` }} />
-        </span>
-        <span>{format.memory(v.used, v.allowed)} in use</span>
+      <div className="jp-gpu-model">
+        {v.model ?? 'unknown card'} · <span className="jp-gpu-price">{format.price(v.price, v.currency)}</span>
       </div>
-      <dl className="jp-gpu-figures">
-        <Figure name="Utilisation" value={format.reading(v.utilization, '%')} />
-        <Figure name="Power" value={format.reading(v.power, 'W')} />
-        <Figure name="Temperature" value={format.reading(v.temperature, '°C')} />
-        <Figure name="Price" value={format.price(v.price, v.currency)} />
-        <Figure name="Limits" value={v.grade ?? format.UNKNOWN} title={format.gradeMeaning(v.grade)} />
-      </dl>
-      {v.notes.map(note => (
-        <p className="jp-gpu-note" key={note}>
-          {note}
+    </header>
+  );
+}
+
+/** What is wrong or about to happen, and what became of the last request. */
+function Notes(props: { state: State; now: number; v: View }): React.JSX.Element {
+  const { state, v } = props;
+  const notices = state.session?.notices ?? [];
+  return (
+    <div role="status">
+      {notices.map(notice => (
+        <p className="jp-gpu-note" key={notice.code}>
+          {noticeText(notice, props.now)}
         </p>
       ))}
-      {state.session && (
-        <ResizeForm
-          state={state}
-          session={state.session}
-          wanted={wanted}
-          onWant={share => {
-            if (phase !== 'running') {
-              want(share);
-              props.onChoose();
-            }
-          }}
-          onResize={props.onResize}
-        />
+      {v.notes.map(note => (
+        <p className="jp-gpu-note" key={note}>
+          {note} {state.stale || state.fault ? 'Trying again…' : ''}
+        </p>
+      ))}
+      {state.outcome && (
+        <p className="jp-gpu-note" data-tone={state.outcome.ok ? 'good' : 'bad'}>
+          {state.outcome.message}
+        </p>
       )}
     </div>
   );
 }
 
-function Figure(props: { name: string; value: string; title?: string }): React.JSX.Element {
+function Burst(props: { on: boolean; busy: boolean; onBurst: (burst: boolean) => void }): React.JSX.Element {
   return (
-    <div title={props.title}>
-      <dt>{props.name}</dt>
-      <dd>{props.value}</dd>
-    </div>
-  );
-}
-
-function ResizeForm(props: {
-  state: State;
-  session: Session;
-  wanted: string | null;
-  onWant: (share: string) => void;
-  onResize: (share: string) => void;
-}): React.JSX.Element {
-  const { session } = props;
-  const { resize } = props.state;
-  if (!session.resizable) {
-    return (
-      <p className="jp-gpu-note">
-        This session holds whole cards; several cards are not resized while running.
-      </p>
-    );
-  }
-  const option = chosen(session.options, props.wanted);
-  const running = resize.phase === 'running';
-  const ready = option !== null && option.available && !option.current && !running;
-  return (
-    <form
-      className="jp-gpu-form"
-      aria-busy={running}
-      onSubmit={event => {
-        event.preventDefault();
-        if (ready) {
-          props.onResize(option.share);
-        }
-      }}
-    >
-      <fieldset>
-        <legend>Resize to</legend>
-        {session.options.map(item => (
-          <Choice
-            key={item.share}
-            option={item}
-            currency={session.currency}
-            checked={item.share === option?.share}
-            onWant={props.onWant}
-          />
-        ))}
-      </fieldset>
-      <p className="jp-gpu-consequence">{option ? consequence(session, option) : ' '}</p>
-      {/* Not `disabled`, which would take the keyboard's focus out of the panel in mid-resize. */}
-      <button
-        type="submit"
-        className="jp-mod-styled jp-mod-accept jp-gpu-submit"
-        aria-disabled={!ready}
-      >
-        {running
-          ? `Resizing to ${resize.share}…`
-          : option && !option.current
-            ? `Resize to ${option.share}`
-            : 'Resize'}
-      </button>
-      <p className="jp-gpu-result" role="status" data-phase={resize.phase}>
-        {resize.phase === 'done' || resize.phase === 'refused' ? resize.message : ''}
-      </p>
-    </form>
-  );
-}
-
-function Choice(props: {
-  option: Option;
-  currency: string | null;
-  checked: boolean;
-  onWant: (share: string) => void;
-}): React.JSX.Element {
-  const { option } = props;
-  const possible = option.available || option.current;
-  const why = option.current ? 'your share now' : possible ? '' : (option.reason ?? 'not free');
-  return (
-    <label className="jp-gpu-choice" data-possible={possible} data-checked={props.checked}>
+    <label className="jp-gpu-burst">
       <input
-        type="radio"
-        name="gpu-share"
-        value={option.share}
-        checked={props.checked}
-        disabled={!possible}
-        aria-label={
-          `${format.spokenShare(option.share)}, ${format.gib(option.memory_bytes)} gibibytes, ` +
-          `${format.price(option.price_per_hour, props.currency)}${why ? ', ' + why : ''}`
-        }
-        onChange={() => props.onWant(option.share)}
+        type="checkbox"
+        checked={props.on}
+        aria-disabled={props.busy}
+        onChange={event => !props.busy && props.onBurst(event.currentTarget.checked)}
       />
-      <span className="jp-gpu-choice-share">{option.share}</span>
-      <Eighths share={option.share} />
-      <span className="jp-gpu-choice-memory">{format.gib(option.memory_bytes)} GiB</span>
-      <span className="jp-gpu-choice-price">
-        {format.price(option.price_per_hour, props.currency)}
+      <span>
+        Burst
+        <span className="jp-gpu-quiet"> Use compute of the card that others leave idle.</span>
       </span>
-      {why && <span className="jp-gpu-choice-why">{why}</span>}
     </label>
   );
 }
 
-/** A share as a row of eighths of its card. */
-function Eighths(props: { share: string }): React.JSX.Element {
-  const bottom = Number(props.share.split('/')[1] ?? '1');
-  const filled = 8 / (Number.isFinite(bottom) && bottom > 0 ? bottom : 1);
+const HEALTH = {
+  ok: 'good',
+  warning: 'warning',
+  failed: 'failed',
+  unknown: format.UNKNOWN_WORD
+};
+
+/** Health and enforcement, in words. */
+function Facts(props: { state: State; v: View }): React.JSX.Element {
+  const cards = props.state.session?.cards ?? [];
   return (
-    <span className="jp-gpu-eighths" aria-hidden="true">
-      {Array.from({ length: 8 }, (_, index) => (
-        <span key={index} data-held={index < filled} />
-      ))}
-    </span>
+    <dl className="jp-gpu-facts">
+      {cards.map(card => {
+        const health = card.health ?? { state: 'unknown' as const, reason: null };
+        return (
+          <div key={card.uuid}>
+            <dt>{cards.length > 1 ? `Health of card ${card.index}` : 'Health'}</dt>
+            <dd>
+              <span className="jp-gpu-health" data-state={health.state}>
+                {HEALTH[health.state] ?? format.UNKNOWN_WORD}
+              </span>
+              {health.reason && <span className="jp-gpu-quiet"> {health.reason}</span>}
+            </dd>
+          </div>
+        );
+      })}
+      <div>
+        <dt>Limits</dt>
+        <dd>{format.gradeMeaning(props.v.grade)}</dd>
+      </div>
+    </dl>
   );
 }

@@ -1,6 +1,12 @@
 /** Figures as people read them. Unknown (null) is a dash, never 0. */
 
 export const UNKNOWN = '–';
+/** Where there is room for a word. */
+export const UNKNOWN_WORD = 'unknown';
+
+/** The same words as in the hub's form. */
+export const SIMULATED_MEANING =
+  'Simulated card, played by software: memory behaves as on a real card, but GPU kernels are not computed.';
 
 /** Part of the allowed memory from which the item warns, and from which it calls out. */
 export const NEARLY_FULL = 0.85;
@@ -56,6 +62,67 @@ export function price(
   currency: string | null | undefined
 ): string {
   return perHour ? `${perHour} ${currency ?? ''}`.trim() + '/h' : UNKNOWN;
+}
+
+/** Bytes with the unit that suits, for checkpoints: `400 MiB`. */
+export function size(bytes: number | null | undefined): string {
+  if (!known(bytes)) {
+    return 'size unknown';
+  }
+  const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
+  let value = bytes;
+  let unit = 0;
+  while (value >= 1024 && unit < units.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${value >= 100 || unit === 0 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`;
+}
+
+/** Energy in watt-hours, small amounts in joules. */
+export function energy(joules: number | null | undefined): string {
+  if (!known(joules)) {
+    return UNKNOWN_WORD;
+  }
+  const wattHours = joules / 3600;
+  if (wattHours < 0.1) {
+    return `${Math.round(joules)} J`;
+  }
+  return `${wattHours.toFixed(wattHours < 10 ? 2 : 1)} Wh`;
+}
+
+/** A length of time in its largest unit, `5 min`. */
+export function duration(milliseconds: number): string {
+  const seconds = Math.max(0, Math.round(milliseconds / 1000));
+  if (seconds < 60) {
+    return `${seconds} s`;
+  }
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 60) {
+    return `${minutes} min`;
+  }
+  const hours = Math.round(minutes / 60);
+  return hours < 48 ? `${hours} h` : `${Math.round(hours / 24)} d`;
+}
+
+/** How long ago an ISO 8601 time was; unknown stays unknown. A clock that runs ahead says `now`. */
+export function ago(time: string | null | undefined, now: number): string {
+  const at = time ? Date.parse(time) : NaN;
+  return Number.isFinite(at) ? (at >= now - 500 ? 'now' : `${duration(now - at)} ago`) : 'age unknown';
+}
+
+/** When something is due: `in 4 min`, or by how much it is late; null when nothing is planned. */
+export function due(time: string | null | undefined, now: number): string | null {
+  const at = time ? Date.parse(time) : NaN;
+  if (!Number.isFinite(at)) {
+    return null;
+  }
+  return at >= now ? `in ${duration(at - now)}` : `overdue by ${duration(now - at)}`;
+}
+
+/** Eighths as a part of a card: `2/8`. */
+export function eighths(count: number): string {
+  return `${count}/8`;
 }
 
 /** Milliseconds with as many digits as matter. */

@@ -1,7 +1,7 @@
 /** The state of the item and its panel, and how it changes. Pure. */
 
 import * as format from './format';
-import type { Option, Resized, ServiceFault, Session, Status, Telemetry } from './types';
+import type { Detail, Holder, Notice, Option, Resized, ServiceFault, Session, Status, Telemetry } from './types';
 
 export type Resize =
   | { phase: 'idle' }
@@ -19,6 +19,12 @@ export interface State {
   /** Why the share may be out of date. */
   fault: string | null;
   resize: Resize;
+  /** Holders and runs; null until a panel has looked. */
+  detail: Detail | null;
+  /** What has been asked for and is under way: kernel ids and `run/checkpoint` names. */
+  acting: readonly string[];
+  /** What became of the last of these. */
+  outcome: { ok: boolean; message: string } | null;
 }
 
 export type Action =
@@ -29,7 +35,11 @@ export type Action =
   | { type: 'resize-started'; share: string }
   | { type: 'resize-done'; from: string; answer: Resized }
   | { type: 'resize-refused'; fault: ServiceFault }
-  | { type: 'resize-forgotten' };
+  | { type: 'resize-forgotten' }
+  | { type: 'act-started'; what: string }
+  | { type: 'act-ended'; what: string; ok: boolean; message: string }
+  | { type: 'outcome-forgotten' }
+  | { type: 'burst'; session: Session };
 
 export const INITIAL: State = {
   presence: 'unknown',
@@ -37,7 +47,10 @@ export const INITIAL: State = {
   telemetry: null,
   stale: false,
   fault: null,
-  resize: { phase: 'idle' }
+  resize: { phase: 'idle' },
+  detail: null,
+  acting: [],
+  outcome: null
 };
 
 export function reduce(state: State, action: Action): State {
@@ -47,7 +60,8 @@ export function reduce(state: State, action: Action): State {
       if (!configured) {
         return { ...INITIAL, presence: 'none' };
       }
-      return { ...state, presence: 'session', session, telemetry, stale: false, fault: null };
+      const detail = action.status.detail ?? state.detail;
+      return { ...state, presence: 'session', session, telemetry, detail, stale: false, fault: null };
     }
     case 'status-failed': {
       const told = action.status;
@@ -56,6 +70,7 @@ export function reduce(state: State, action: Action): State {
         presence: told?.configured ? 'session' : state.presence,
         session: told?.session ?? state.session,
         telemetry: told?.telemetry ?? state.telemetry,
+        detail: told?.detail ?? state.detail,
         stale: told?.telemetry ? false : state.stale,
         fault: action.message
       };
@@ -73,7 +88,7 @@ export function reduce(state: State, action: Action): State {
     case 'resize-started':
       return { ...state, resize: { phase: 'running', share: action.share } };
     case 'resize-done': {
-      const { session, applied_ms } = action.answer;
+      const { session, applied_ms, notes } = action.answer;
       const took = typeof applied_ms === 'number' ? ` in ${format.milliseconds(applied_ms)}` : '';
       const telemetry = state.telemetry && {
         ...state.telemetry,
@@ -87,7 +102,10 @@ export function reduce(state: State, action: Action): State {
         fault: null,
         resize: {
           phase: 'done',
-          message: `Resized from ${action.from} to ${session.share}${took}: ${format.gib(session.memory_bytes)} GiB allowed. Kernels kept running.`
+          message: [
+            `Resized from ${action.from} to ${session.share}${took}: ${format.gib(session.memory_bytes)} GiB allowed. Kernels kept running.`,
+            ...(notes ?? [])
+          ].join(' ')
         }
       };
     }
@@ -95,6 +113,18 @@ export function reduce(state: State, action: Action): State {
       return { ...state, resize: { phase: 'refused', message: action.fault.message } };
     case 'resize-forgotten':
       return state.resize.phase === 'running' ? state : { ...state, resize: { phase: 'idle' } };
+    case 'act-started':
+      return { ...state, acting: [...state.acting, action.what], outcome: null };
+    case 'act-ended':
+      return {
+        ...state,
+        acting: state.acting.filter(what => what !== action.what),
+        outcome: { ok: action.ok, message: action.message }
+      };
+    case 'outcome-forgotten':
+      return { ...state, outcome: null };
+    case 'burst':
+      return { ...state, session: action.session };
   }
 }
 
@@ -162,7 +192,7 @@ export function tooltip(state: State): string {
     `Limits: ${format.gradeMeaning(v.grade)}`
   ];
   if (v.simulated) {
-    lines.push('This card is simulated: memory is real, compute is not.');
+    lines.push(format.SIMULATED_MEANING);
   }
   return [...lines, ...v.notes, 'Click to resize.'].join('\n');
 }
@@ -191,14 +221,77 @@ export function chosen(options: Option[], wanted: string | null): Option | null 
   );
 }
 
-/** What choosing an option would change, in a sentence. */
-export function consequence(session: Session, option: Option): string {
-  if (option.current) {
-    return 'This is your share now.';
+/** What choosing an option would change; `free` is what a shrink would need freed, null where that is not known. */
+export interface Consequence {
+  memory: string;
+  price: string;
+  kernels: string;
+  free: number | null;
+}
+
+export function consequence(session: Session, option: Option, used: number | null): Consequence {
+  const allowed = option.memory_bytes;
+  return {
+    memory: `${format.gib(session.memory_bytes)} → ${format.gib(allowed)} GiB`,
+    price: `${session.price_per_hour ?? format.UNKNOWN} → ${format.price(option.price_per_hour, session.currency)}`,
+    kernels:
+      option.live === false ? 'The server has to start anew for this size.' : 'Kernels keep running.',
+    free: used === null || allowed === null ? null : Math.max(0, used - allowed)
+  };
+}
+
+/** Eighths of the session's card: its own, what others hold, what is free. Null where they are not known. */
+export interface Eighths {
+  own: number;
+  others: number;
+  free: number;
+}
+
+export function eighthsOf(session: Session | null): Eighths | null {
+  if (!session || session.cards.length !== 1 || session.eighths > 8) {
+    return null;
   }
-  return (
-    `Memory ${format.gib(session.memory_bytes)} → ${format.gib(option.memory_bytes)} GiB, ` +
-    `price ${format.price(session.price_per_hour, session.currency)} → ${format.price(option.price_per_hour, session.currency)}. ` +
-    'Kernels keep running.'
-  );
+  const free = session.free_eighths;
+  if (typeof free !== 'number') {
+    return null;
+  }
+  const own = session.eighths;
+  return { own, free, others: Math.max(0, 8 - own - free) };
+}
+
+/** Whether a share is smaller than the one that is held. */
+export function shrinks(session: Session, option: Option): boolean {
+  const now = session.memory_bytes;
+  return now !== null && option.memory_bytes !== null && option.memory_bytes < now;
+}
+
+/** A holder with the memory that it holds now; null where the driver does not say. */
+export interface Held extends Holder {
+  memory: number | null;
+}
+
+/** Who holds memory now, the largest first, kernels that hold none last. Null where the driver does not say. */
+export function held(state: State): Held[] | null {
+  const processes = state.stale ? null : (state.telemetry?.processes ?? null);
+  if (!state.detail || processes === null) {
+    return null;
+  }
+  const sizes = new Map(processes.map(one => [one.pid, one.memory_bytes]));
+  const rows = state.detail.holders.map(holder => {
+    let memory: number | null = 0;
+    for (const pid of holder.pids) {
+      // A pid that the newest reading does not list has ended: it holds nothing.
+      const size = sizes.has(pid) ? sizes.get(pid)! : 0;
+      memory = memory === null || size === null ? null : memory + size;
+    }
+    return { ...holder, memory };
+  });
+  const kept = rows.filter(row => row.kind === 'kernel' || row.memory !== 0);
+  return kept.sort((a, b) => (b.memory ?? Infinity) - (a.memory ?? Infinity));
+}
+
+/** What the card's own warnings and the hub's say, and until when something can be done. */
+export function noticeText(notice: Notice, now: number): string {
+  const until = format.due(notice.deadline, now);
+  return until ? `${notice.message} (${until})` : notice.message;
 }

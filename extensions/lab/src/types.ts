@@ -1,9 +1,15 @@
 /** What the server extension sends; field for field as the hub's service names it. */
 
+export interface Health {
+  state: 'ok' | 'warning' | 'failed' | 'unknown';
+  reason: string | null;
+}
+
 export interface Card {
   uuid: string;
   index: number;
   name: string;
+  health?: Health | null;
 }
 
 export interface Option {
@@ -14,6 +20,15 @@ export interface Option {
   available: boolean;
   reason: string | null;
   current: boolean;
+  /** False where this size needs the server to start anew. */
+  live?: boolean | null;
+}
+
+export interface Notice {
+  code: string;
+  message: string;
+  since?: string | null;
+  deadline?: string | null;
 }
 
 export interface Session {
@@ -31,6 +46,14 @@ export interface Session {
   simulated: boolean;
   resizable: boolean;
   options: Option[];
+  free_eighths?: number | null;
+  burst?: boolean | null;
+  notices?: Notice[] | null;
+}
+
+export interface ProcessMemory {
+  pid: number;
+  memory_bytes: number | null;
 }
 
 export interface Telemetry {
@@ -47,12 +70,58 @@ export interface Telemetry {
   utilization_percent: number | null;
   power_watts: number | null;
   temperature_celsius: number | null;
+  energy_joules?: number | null;
+  energy_since?: string | null;
+  /** Only while a panel looks. */
+  processes?: ProcessMemory[] | null;
+  revision?: number;
+}
+
+/** A kernel, or a process of none, with its pids on the card. */
+export interface Holder {
+  kind: 'kernel' | 'process';
+  title: string;
+  pids: number[];
+  path: string | null;
+  kernel_id: string | null;
+  kernel_name: string | null;
+  session_id: string | null;
+  state: string | null;
+}
+
+export interface Checkpoint {
+  name: string;
+  step: number | null;
+  bytes: number | null;
+  saved: string | null;
+  verified: boolean | null;
+  pinned: boolean | null;
+}
+
+export interface Run {
+  run: string;
+  title: string | null;
+  status: string | null;
+  updated: string | null;
+  next_due: string | null;
+  checkpoints: Checkpoint[];
+  requests: { id: string; action: CheckpointAction; checkpoint: string; asked: string | null }[];
+  answers: { id: string; outcome: 'done' | 'refused'; message: string | null }[];
+  problem: string | null;
+}
+
+export type CheckpointAction = 'restore' | 'pin' | 'unpin';
+
+export interface Detail {
+  holders: Holder[];
+  runs: Run[];
 }
 
 export interface Status {
   configured: boolean;
   session: Session | null;
   telemetry: Telemetry | null;
+  detail?: Detail;
 }
 
 export interface ServiceFault {
@@ -65,4 +134,6 @@ export interface ServiceFault {
 export interface Resized {
   session: Session;
   applied_ms?: number | null;
+  /** What went wrong beside: functions that could not free their caches. */
+  notes?: string[];
 }

@@ -46,6 +46,7 @@ class FakeNVML:
 
     def __init__(self, *cards: dict[str, Any]) -> None:
         self.cards = list(cards)
+        self.slices: list[dict[str, Any]] = []
         self.init_error: Exception | None = None
         self.count_error: Exception | None = None
         self.inits = 0
@@ -65,6 +66,9 @@ class FakeNVML:
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> dict[str, Any]:
         return self.cards[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes) -> dict[str, Any]:
+        return next(card for card in self.slices if card["uuid"] == uuid.decode())
 
     @staticmethod
     def _get(card: dict[str, Any], key: str) -> Any:

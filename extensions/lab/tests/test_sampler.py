@@ -74,6 +74,13 @@ def test_only_the_sessions_cards_are_read() -> None:
         NVMLReader(nvml).read(["GPU-mine"])
 
 
+def test_a_slice_of_a_card_is_read_by_its_own_name() -> None:
+    nvml = lab_nvml.FakeNVML(lab_nvml.card(uuid="GPU-whole"))
+    nvml.slices = [lab_nvml.card(uuid="MIG-1", processes=[(5, GIB)], load=lab_nvml.NVMLError_NotSupported())]
+    (reading,) = NVMLReader(nvml).read(["MIG-1"], True)
+    assert (reading.uuid, reading.processes, reading.utilization_percent) == ("MIG-1", ((5, GIB),), None)
+
+
 async def test_before_the_service_has_answered_only_the_environments_cards_are_shown(service: Service) -> None:
     nvml = lab_nvml.FakeNVML(lab_nvml.card(uuid="GPU-other", celsius=99), lab_nvml.card(uuid="GPU-own", celsius=30))
     service.broken = 502

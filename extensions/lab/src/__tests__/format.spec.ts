@@ -61,3 +61,45 @@ it.each([
 ])('says %p as %s', (share, words) => {
   expect(format.spokenShare(share)).toBe(words);
 });
+
+describe('times', () => {
+  const now = Date.parse('2026-01-01T12:00:00Z');
+  it.each([
+    ['2026-01-01T11:59:50Z', '10 s ago'],
+    ['2026-01-01T11:15:00Z', '45 min ago'],
+    ['2025-12-31T10:00:00Z', '26 h ago'],
+    ['2025-12-20T12:00:00Z', '12 d ago'],
+    ['2026-01-01T12:30:00Z', 'now'],
+    [null, 'age unknown'],
+    ['soon', 'age unknown']
+  ])('%p was %s', (time, text) => {
+    expect(format.ago(time, now)).toBe(text);
+  });
+  it.each([
+    ['2026-01-01T12:04:00Z', 'in 4 min'],
+    ['2026-01-01T11:58:00Z', 'overdue by 2 min'],
+    [null, null],
+    ['soon', null]
+  ])('%p is due %p', (time, text) => {
+    expect(format.due(time, now)).toBe(text);
+  });
+});
+
+it.each([
+  [null, 'unknown'],
+  [0, '0 J'],
+  [90, '90 J'],
+  [3600, '1.00 Wh'],
+  [360_000, '100.0 Wh']
+])('%p joules are %s', (joules, text) => {
+  expect(format.energy(joules)).toBe(text);
+});
+
+it.each([
+  [null, 'size unknown'],
+  [0, '0 B'],
+  [400 * 2 ** 20, '400 MiB'],
+  [1.5 * 2 ** 30, '1.5 GiB']
+])('%p bytes are %s', (bytes, text) => {
+  expect(format.size(bytes)).toBe(text);
+});

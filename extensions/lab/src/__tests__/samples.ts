@@ -1,4 +1,4 @@
-import type { Session, Telemetry } from '../types';
+import type { Holder, Run, Session, Telemetry } from '../types';
 
 export const GIB = 2 ** 30;
 
@@ -57,6 +57,44 @@ export function telemetry(changes: Partial<Telemetry> = {}): Telemetry {
     utilization_percent: 12,
     power_watts: 71.2,
     temperature_celsius: 34,
+    ...changes
+  };
+}
+
+export function holder(changes: Partial<Holder> = {}): Holder {
+  return {
+    kind: 'kernel',
+    title: 'train.ipynb',
+    pids: [11],
+    path: 'train.ipynb',
+    kernel_id: 'k1',
+    kernel_name: 'python3',
+    session_id: 's1',
+    state: 'idle',
+    ...changes
+  };
+}
+
+export function run(changes: Partial<Run> = {}): Run {
+  return {
+    run: 'resnet',
+    title: null,
+    status: 'running',
+    updated: '2026-01-01T12:00:00.000+00:00',
+    next_due: '2026-01-01T12:10:00.000+00:00',
+    checkpoints: [
+      {
+        name: 'step-1200',
+        step: 1200,
+        bytes: 400 * 2 ** 20,
+        saved: '2026-01-01T12:00:00.000+00:00',
+        verified: true,
+        pinned: false
+      }
+    ],
+    requests: [],
+    answers: [],
+    problem: null,
     ...changes
   };
 }

@@ -1,5 +1,18 @@
-import { chosen, consequence, INITIAL, reduce, spoken, State, tooltip, view } from '../state';
-import { GIB, session, telemetry } from './samples';
+import {
+  chosen,
+  consequence,
+  eighthsOf,
+  held,
+  INITIAL,
+  noticeText,
+  reduce,
+  spoken,
+  State,
+  tooltip,
+  view
+} from '../state';
+import type { Telemetry } from '../types';
+import { GIB, holder, session, telemetry } from './samples';
 
 function ready(changes: Partial<State> = {}): State {
   const state = reduce(INITIAL, {
@@ -104,9 +117,81 @@ it('chooses what was wanted, else the current share', () => {
   expect(chosen([], null)).toBeNull();
 });
 
-it('says what a choice would change', () => {
+describe('what a choice would change', () => {
   const now = session();
-  expect(consequence(now, now.options[2]!)).toBe(
-    'Memory 20.0 → 40.0 GiB, price 1.00 EUR/h → 1.60 EUR/h. Kernels keep running.'
-  );
+  it('is memory, price and what becomes of the kernels', () => {
+    expect(consequence(now, now.options[2]!, 12 * GIB)).toEqual({
+      memory: '20.0 → 40.0 GiB',
+      price: '1.00 → 1.60 EUR/h',
+      kernels: 'Kernels keep running.',
+      free: 0
+    });
+    expect(consequence(now, { ...now.options[2]!, live: false }, 0).kernels).toContain('start anew');
+  });
+  it('is what a shrink needs freed, and unknown stays unknown', () => {
+    expect(consequence(now, now.options[0]!, 12.5 * GIB).free).toBe(2.5 * GIB);
+    expect(consequence(now, now.options[0]!, null).free).toBeNull();
+  });
+});
+
+describe('the eighths of the card', () => {
+  it('are own, of others and free', () => {
+    expect(eighthsOf(session({ free_eighths: 4 }))).toEqual({ own: 2, others: 2, free: 4 });
+  });
+  it('are unknown without the hub’s word, and not asked of several cards', () => {
+    expect(eighthsOf(session({ free_eighths: null }))).toBeNull();
+    expect(eighthsOf(session())).toBeNull();
+    expect(eighthsOf(session({ share: '2', eighths: 16, free_eighths: 0 }))).toBeNull();
+  });
+});
+
+describe('who holds the memory', () => {
+  const holders = [
+    holder({ title: 'idle.ipynb', kernel_id: 'k0', pids: [] }),
+    holder({ title: 'small.ipynb', kernel_id: 'k1', pids: [1, 2] }),
+    holder({ kind: 'process', title: 'train.py', kernel_id: null, pids: [3] })
+  ];
+  const detail = { holders, runs: [] };
+  const at = (processes: Telemetry['processes']): State =>
+    ready({ detail, telemetry: telemetry({ processes }) });
+
+  it('is summed over the processes of a kernel, the largest first', () => {
+    const rows = held(
+      at([
+        { pid: 3, memory_bytes: 4 * GIB },
+        { pid: 1, memory_bytes: GIB },
+        { pid: 2, memory_bytes: GIB }
+      ])
+    );
+    expect(rows!.map(row => [row.title, row.memory])).toEqual([
+      ['train.py', 4 * GIB],
+      ['small.ipynb', 2 * GIB],
+      ['idle.ipynb', 0]
+    ]);
+  });
+  it('is unknown where the driver does not say, for one or for all', () => {
+    const rows = held(at([{ pid: 1, memory_bytes: null }]));
+    expect(rows!.find(row => row.kernel_id === 'k1')!.memory).toBeNull();
+    expect(held(at(null))).toBeNull();
+    expect(held(at(undefined))).toBeNull();
+    expect(held({ ...at([]), stale: true })).toBeNull();
+    expect(held(ready())).toBeNull();
+  });
+  it('forgets a process that has ended', () => {
+    expect(held(at([]))!.map(row => row.title)).toEqual(['idle.ipynb', 'small.ipynb']);
+  });
+});
+
+it('says until when something about the share must be done', () => {
+  const now = Date.parse('2026-01-01T12:00:00Z');
+  const notice = { code: 'over_limit', message: 'Free 1 GiB', deadline: '2026-01-01T12:02:00Z' };
+  expect(noticeText(notice, now)).toBe('Free 1 GiB (in 2 min)');
+  expect(noticeText({ ...notice, deadline: null }, now)).toBe('Free 1 GiB');
+});
+
+it('keeps what is under way apart, and its outcome', () => {
+  const started = reduce(ready(), { type: 'act-started', what: 'k1' });
+  expect(started.acting).toEqual(['k1']);
+  const ended = reduce(started, { type: 'act-ended', what: 'k1', ok: false, message: 'no' });
+  expect(ended).toMatchObject({ acting: [], outcome: { ok: false, message: 'no' } });
 });
