@@ -6,6 +6,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 PY := .venv/bin/python
 STAMPS := .stamps
+# one for each checkout: the packages of this one are installed in it
+HUB5 := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpuspawner/hub5-$(firstword $(shell echo "$(CURDIR)" | cksum))
 UV = $$(tools/uv)
 export UV_LINK_MODE ?= copy
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -17,7 +19,7 @@ limits_src := $(wildcard gpuspawner/node/limits/Makefile $(shell find gpuspawner
 lab_src := $(shell find extensions/lab/src extensions/lab/style -type f 2>/dev/null) $(wildcard extensions/lab/tsconfig*.json)
 lab_py := $(shell find extensions/lab/gpuspawner_lab extensions/lab/jupyter-config -type f -not -path '*/labextension/*' -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help up stop status test soak lint check-c bench setup setup-dev lock clean
+.PHONY: help up stop status test test-hub5 soak lint check-c bench setup setup-dev lock clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -35,6 +37,9 @@ status: ## show the cards and the sessions
 
 test: setup-dev ## check style and types and run every test
 	@tools/test
+
+test-hub5: setup-dev $(STAMPS)/hub5 ## run the tests of the hub that differ by version with JupyterHub 5
+	@GPUSPAWNER_TEST_PYTHON=$(HUB5)/bin/python $(PY) -m pytest -q -m versions tests/integration/hub
 
 soak: setup-dev ## let people, clocks and faults do what they will for half an hour (GPUSPAWNER_SOAK_SECONDS)
 	@GPUSPAWNER_SOAK_SECONDS=$${GPUSPAWNER_SOAK_SECONDS:-1800} $(PY) -m pytest -q -s tests/integration/test_properties.py
@@ -119,6 +124,15 @@ $(STAMPS)/lab-build: $(STAMPS)/lab-modules $(lab_src) | $(STAMPS)/runtime
 $(STAMPS)/lab: $(STAMPS)/lab-build $(lab_py) extensions/lab/pyproject.toml | $(STAMPS)/package
 	@echo "== Lab extension: install"
 	@$(UV) pip install -q --python $(PY) --no-deps --reinstall-package gpuspawner-lab ./extensions/lab
+	@touch $@
+
+$(STAMPS)/hub5: requirements/runtime.txt requirements/hub5.txt $(lab_py) $(STAMPS)/lab-build | $(STAMPS)/dev $(STAMPS)/package $(STAMPS)/lab
+	@echo "== JupyterHub 5, into $(HUB5)"
+	@$(UV) venv -q --clear --python $(PY) $(HUB5)
+	@$(UV) pip install -q --python $(HUB5)/bin/python -r requirements/runtime.txt
+	@$(UV) pip install -q --python $(HUB5)/bin/python --no-deps -r requirements/hub5.txt
+	@$(UV) pip install -q --python $(HUB5)/bin/python --no-deps -e . ./extensions/lab
+	@$(HUB5)/bin/python -m compileall -qq -j 0 $(HUB5)/lib || true
 	@touch $@
 
 # Who runs a session may not write into .venv, and some environments forbid it to all; without this each process that

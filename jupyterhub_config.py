@@ -8,7 +8,7 @@ things are in GPUSPAWNER_STATE, GPUSPAWNER_PORT and GPUSPAWNER_BASE_URL. A hub o
 
 from gpuspawner.idle import IdleTimes
 from gpuspawner.spawner.templates import TEMPLATES
-from gpuspawner.state import Settings
+from gpuspawner.state import Settings, public_url
 
 c = get_config()
 
@@ -21,6 +21,11 @@ def at(port: int, path: str = "") -> str:
 
 # -- the hub: loopback only; proxy and service are its siblings, so that none of them takes another along
 c.JupyterHub.bind_url = at(settings.port, settings.base_url)
+if public := public_url(settings):
+    c.JupyterHub.public_url = public
+    if public.startswith("https:"):
+        # told outright: configurable-http-proxy adds its own http to X-Forwarded-Proto, and tornado reads the last
+        c.JupyterHub.tornado_settings = {"cookie_options": {"secure": True}, "xsrf_cookie_kwargs": {"secure": True}}
 c.JupyterHub.hub_bind_url = at(settings.hub_port)
 c.JupyterHub.hub_connect_url = at(settings.hub_port)
 c.JupyterHub.db_url = f"sqlite:///{settings.state / 'hub' / 'jupyterhub.sqlite'}"

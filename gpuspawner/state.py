@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from gpuspawner.errors import InvalidInput
 
@@ -112,3 +113,25 @@ class Settings:
     def secret(self, name: str) -> str:
         """A secret that set-up has made, such as "service_token"."""
         return (self.state / "secrets" / name).read_text().strip()
+
+
+def public_url(settings: Settings, env: Mapping[str, str] = os.environ) -> str | None:
+    """GPUSPAWNER_PUBLIC_URL: where people reach the hub through a reverse proxy, ending in a slash; None: they do not.
+
+    Raises InvalidInput, also where its path is not the one below which everything is served.
+    """
+    given = env.get("GPUSPAWNER_PUBLIC_URL", "").strip()
+    if not given:
+        return None
+    url = urlsplit(given)
+    if url.scheme not in ("http", "https") or not url.hostname or f"{url.path.rstrip('/')}/" != settings.base_url:
+        allowed = (
+            f"https://HOST{settings.base_url} or http://HOST{settings.base_url} (with GPUSPAWNER_BASE_URL as path)"
+        )
+        raise InvalidInput(
+            f"GPUSPAWNER_PUBLIC_URL: {given[:80]!r} is not allowed. Allowed: {allowed}.",
+            field="GPUSPAWNER_PUBLIC_URL",
+            given=given,
+            allowed=allowed,
+        )
+    return f"{url.scheme}://{url.netloc}{settings.base_url}"

@@ -18,6 +18,8 @@ import httpx
 from .common import free_ports, until
 
 _STARTED_WITHIN = 90.0
+#: The environment that the stack runs in; another one has another version of JupyterHub (`make test-hub5`).
+PYTHON = os.environ.get("GPUSPAWNER_TEST_PYTHON") or sys.executable
 
 
 class Browser(httpx.Client):
@@ -57,7 +59,7 @@ class Stack:
     def up(self) -> None:
         """Start it, and wait until it has printed the address."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gpuspawner.cli", "up"],
+            [PYTHON, "-m", "gpuspawner.cli", "up"],
             env=self.env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -92,7 +94,7 @@ class Stack:
     def command(self, *words: str) -> str:
         """What `gpuspawner` prints when run with `words`; it must succeed."""
         done = subprocess.run(
-            [sys.executable, "-m", "gpuspawner.cli", *words],
+            [PYTHON, "-m", "gpuspawner.cli", *words],
             env=self.env,
             capture_output=True,
             text=True,

@@ -40,6 +40,7 @@ def test_a_killed_part_is_restarted_and_the_kernel_does_not_notice(hub: Hub, par
         assert hub.free_eighths() == 16
 
 
+@pytest.mark.versions
 @pytest.mark.case("hub-11")
 def test_a_killed_server_gives_its_share_back(hub: Hub) -> None:
     with hub.user("bob") as bob:
@@ -53,6 +54,7 @@ def test_a_killed_server_gives_its_share_back(hub: Hub) -> None:
         bob.stop()
 
 
+@pytest.mark.versions
 def test_a_hub_killed_during_a_start_loses_nothing(hub: Hub) -> None:
     with hub.user("eli") as eli:
         assert eli.submit({"share": "1/2"}).status_code == 302

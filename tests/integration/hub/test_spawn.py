@@ -16,6 +16,7 @@ from gpuspawner.node.limits.processes import read_alive
 pytestmark = [pytest.mark.hub, pytest.mark.timeout(300)]
 
 
+@pytest.mark.versions
 @pytest.mark.case("hub-6")
 def test_the_form_offers_what_is_free_and_starts_it(hub: Hub) -> None:
     with hub.user("ann") as ann:
@@ -52,6 +53,7 @@ def test_the_form_offers_what_is_free_and_starts_it(hub: Hub) -> None:
         assert checked[1] == "h100-80gb:1/8"
 
 
+@pytest.mark.versions
 @pytest.mark.case("hub-3")
 def test_no_options_are_the_default_share(hub: Hub) -> None:
     with hub.user("bea") as bea:
@@ -95,6 +97,7 @@ def test_malformed_options_are_refused_and_change_nothing(hub: Hub, options: dic
         assert cleo.sessions() == []
 
 
+@pytest.mark.versions
 def test_a_refused_choice_is_not_the_next_default_and_not_a_failure(hub: Hub) -> None:
     with hub.user("dora") as dora:
         dora.start({"share": "1/8"})
@@ -107,6 +110,7 @@ def test_a_refused_choice_is_not_the_next_default_and_not_a_failure(hub: Hub) ->
     assert "consecutive spawns failed" not in log
 
 
+@pytest.mark.versions
 def test_the_form_says_why_it_refuses(hub: Hub) -> None:
     with hub.user("eve") as eve:
         eve.form()
@@ -139,6 +143,7 @@ def test_two_whole_cards_are_two_cards_and_a_third_is_refused_in_words(hub: Hub)
     assert hub.free_eighths() == 16
 
 
+@pytest.mark.versions
 @pytest.mark.case("hub-4")
 def test_named_servers_have_sessions_and_choices_of_their_own(hub: Hub) -> None:
     with hub.user("ida") as ida:
@@ -152,6 +157,7 @@ def test_named_servers_have_sessions_and_choices_of_their_own(hub: Hub) -> None:
         assert 'value="h100-80gb:1/4" aria-describedby="share-h100-80gb-2-facts" checked' in ida.form().text
 
 
+@pytest.mark.versions
 @pytest.mark.case("hub-12")
 @pytest.mark.parametrize("name", ["Anna@Example.org", "first last", "łukasz 東京"])
 def test_any_name_works(hub: Hub, name: str) -> None:
@@ -174,6 +180,7 @@ def test_names_that_look_alike_do_not_share_a_home(hub: Hub) -> None:
         other.stop()
 
 
+@pytest.mark.versions
 @pytest.mark.case("hub-10")
 def test_a_cancelled_start_leaves_nothing(hub: Hub) -> None:
     with hub.user("kim") as kim:
@@ -200,6 +207,7 @@ def test_a_server_that_ends_while_it_starts_is_told_at_once_and_leaves_nothing(h
         jon.stop()
 
 
+@pytest.mark.versions
 @pytest.mark.case("hub-13")
 def test_progress_tells_the_card(hub: Hub) -> None:
     with hub.user("lea") as lea:
