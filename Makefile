@@ -22,7 +22,7 @@ lab_py := $(shell find extensions/lab/gpuspawner_lab extensions/lab/jupyter-conf
 .PHONY: help up stop status test test-hub5 soak lint check-c bench setup setup-dev lock clean
 
 help: ## this list
-	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+	@grep -hE '^[a-z0-9%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
 
 up: setup ## set up and run JupyterHub at 127.0.0.1:8000 (GPUSPAWNER_PORT) until Ctrl-C
 	@exec $(PY) -m gpuspawner.cli up
