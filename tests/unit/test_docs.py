@@ -22,7 +22,10 @@ PRICES = ROOT / "docs/how-to/change-prices-and-ports.md"
 
 _LINK = re.compile(r"!?\[(?:[^\]\\]|\\.)*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
 _VARIABLE = re.compile(r"(?<![A-Za-z0-9_])GPUSPAWNER_[A-Z][A-Z_]*[A-Z](?![A-Za-z0-9_])")
-_MAKE = re.compile(r"(?:`|^ {4,}|^\s*-?\s*|&& |; |\d )(?:[A-Z_]+=\S+ )*make ((?:-C \S+|[a-z][a-zA-Z0-9-]*))", re.MULTILINE)
+_MAKE = re.compile(
+    r"(?:`|^ {4,}|^\s*-?\s*|&& |; |\d )(?:[A-Z_]+=\S+ )*make ((?:-C \S+|[a-z][a-zA-Z0-9-]*))",
+    re.MULTILINE,
+)
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`")
 #: Names that only guard C headers against being included twice.
