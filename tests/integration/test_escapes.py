@@ -27,7 +27,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="sessions have user ids o
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    settings = {"GPUSPAWNER_EXCESS_SECONDS": str(GRACE)}
+    settings = {"GPUSPAWNER_EXCESS_SECONDS": str(GRACE), "GPUSPAWNER_ENFORCERS": "shim"}
     with machine(tmp_path_factory.mktemp("escapes"), env=settings) as found:
         yield found
 
@@ -130,6 +130,23 @@ def test_a_static_program_is_seen_and_ended(mallory: Mallory) -> None:
 
 
 @guarded
+@as_root
+def test_where_the_driver_holds_the_limit_itself_the_same_ways_are_held(tmp_path: Path) -> None:
+    with machine(tmp_path, env={"GPUSPAWNER_ENFORCERS": "auto"}) as kernel:
+        mallory = Mallory(kernel, 0)
+        if mallory.session["grade"] != "kernel":
+            pytest.skip("no memory limits by cgroup on this machine")
+        mallory.program("import shutil; copy = os.environ['HOME'] + '/mine.so'")
+        mallory.program("shutil.copy('/run/gpuspawner/driver/libcuda.so.1', copy)")
+        for library in ("/run/gpuspawner/driver/libcuda.so.1", mallory.program("copy")):
+            _, status = mallory.attempts.by_library(library, 20 * GIB)
+            mallory.is_held(status)
+        _, status = mallory.attempts.by_socket(20 * GIB)
+        assert status != 0
+        assert mallory.shown()["memory_used_bytes"] <= mallory.allowed
+
+
+@guarded
 def test_the_one_that_is_ended_is_the_one_that_took_it(mallory: Mallory) -> None:
     """The honest program holds more, and says so; the other holds less, and does not."""
     assert mallory.program(f"allocate({9 * GIB})") == "CUDA_SUCCESS"
@@ -141,7 +158,7 @@ def test_the_one_that_is_ended_is_the_one_that_took_it(mallory: Mallory) -> None
 
 @guarded
 def test_while_it_lasts_the_user_is_told_and_nothing_new_is_allocated(made: Machine, tmp_path: Path) -> None:
-    with machine(tmp_path, env={"GPUSPAWNER_EXCESS_POLICY": "freeze"}) as other:
+    with machine(tmp_path, env={"GPUSPAWNER_EXCESS_POLICY": "freeze", "GPUSPAWNER_ENFORCERS": "shim"}) as other:
         mallory = Mallory(other, 0)
         pid, _ = mallory.attempts.by_socket(20 * GIB)
         until(lambda: "frozen" in mallory.codes(), what="the notices")
