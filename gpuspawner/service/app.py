@@ -100,7 +100,7 @@ def _router(
         """The shares that exist here, and which of them could be started now."""
         if not caller.may("read"):
             raise NotAllowed("Your token lacks the scope custom:gpuspawner:read.")
-        return views.offers(sessions.fleet, tariff, choose_card)
+        return views.offers(sessions.fleet, tariff, choose_card, burst)
 
     @router.get("/sessions")
     def list_sessions(

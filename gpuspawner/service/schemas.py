@@ -81,6 +81,7 @@ class Offers(BaseModel):
     grade: Grade
     currency: str
     offers: list[Offer]
+    burst: bool = Field(description="whether a start that does not say may compute with what others leave idle")
     cards: list[FreeCard] | None = Field(description="null where nobody may choose the exact card")
 
 

@@ -26,7 +26,7 @@ def iso(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def offers(fleet: Fleet, tariff: Tariff, choose_card: bool = False) -> schemas.Offers:
+def offers(fleet: Fleet, tariff: Tariff, choose_card: bool = False, burst: bool = False) -> schemas.Offers:
     """All shares of all models that the fleet has now, and its cards where one may be chosen."""
     by_model: dict[str, list[CardState]] = {}
     states = fleet.cards()
@@ -69,6 +69,7 @@ def offers(fleet: Fleet, tariff: Tariff, choose_card: bool = False) -> schemas.O
         grade=fleet.grade,
         currency=tariff.currency,
         offers=found,
+        burst=burst,
         cards=[_free_card(state) for state in states] if choose_card else None,
     )
 

@@ -60,14 +60,19 @@ class ServiceClient:
         """What can be started now (GET /offers)."""
         return await self.request("GET", "/offers")
 
-    async def start(self, user: str, server: str, share: str, model: str | None) -> tuple[Json, Json]:
-        """A session for (user, server) and how to launch its server (POST /sessions)."""
-        asked = {"user": user, "server": server, "share": share, "model": model}
+    async def start(
+        self, user: str, server: str, share: str, model: str | None, **more: bool | str | None
+    ) -> tuple[Json, Json]:
+        """A session for (user, server) and how to launch its server (POST /sessions). `more`: burst and card, left
+        to the service where they are None."""
+        asked: Json = {"user": user, "server": server, "share": share, "model": model}
+        asked |= {key: value for key, value in more.items() if value is not None}
         try:
             body = await self.request("POST", "/sessions", json=asked)
         except Refused as refused:
-            if refused.status_code == 404:  # what is not there is a card of that model
-                raise Refused(400, f"model: {refused.jupyterhub_message}", code=refused.code) from refused
+            if refused.status_code == 404:  # what is not there is that card, or one of that model
+                field = "card" if more.get("card") else "model"
+                raise Refused(400, f"{field}: {refused.jupyterhub_message}", code=refused.code) from refused
             raise
         return body["session"], body["launch"]
 

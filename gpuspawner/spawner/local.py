@@ -7,29 +7,36 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from jupyterhub.handlers.pages import SpawnHandler
 from jupyterhub.spawner import LocalProcessSpawner
 from jupyterhub.utils import random_port
 from sqlalchemy import inspect
-from traitlets import Instance, Integer, List, Unicode, default, validate
+from traitlets import Bool, Instance, Integer, List, TraitError, Unicode, default, observe, validate
 
 from gpuspawner.errors import GPUSpawnerError
 from gpuspawner.processes import is_same, start_time
 from gpuspawner.share import GPUShare
 from gpuspawner.spawner import form, home, ports
 from gpuspawner.spawner.client import Json, ServiceClient
+from gpuspawner.spawner.environments import OWN, Environment, choose, read_environments
 from gpuspawner.spawner.errors import Refused
-from gpuspawner.spawner.options import Choice, options_from_form, read_options
+from gpuspawner.spawner.options import Choice, invalid, read_link, read_options
 from gpuspawner.spawner.ready import until_listening
+from gpuspawner.spawner.steps import Failure, Steps, tail
 from gpuspawner.spawner.words import model_words, profile_words, size_words
 
 State = dict[str, Any]
 T = TypeVar("T")
 # longer than a session takes to end when its server is killed
 _PREVIOUS_ENDS_WITHIN = 15.0
+# a start begins within milliseconds of its form
+_CLAIM = 1.0
 
 
 class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
@@ -64,11 +71,23 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
         help="The share of a start that asks for none. Where it is not free, the first one that is.",
     ).tag(config=True)
 
-    closed_ports = List(
+    closed_ports: Any = List(
         Integer(min=1, max=65535),
         help="TCP ports that servers may never listen on: the installation's own. The hub gives up listening on them "
         "too when it starts its first server; what it listens on by then stays.",
     ).tag(config=True)
+    environments: Any = List(
+        help="""What a person may choose to run: Jupyter environments on this machine, each as an object of
+
+        - `name`: lower-case letters, digits and dashes; what links and the API call it
+        - `python` (a program), `prefix` (of a conda or virtual environment) or `command` (a list of words): what starts
+          the single-user server; absolute, and readable for those whose sessions run it
+        - `title`, `description`: for the form
+        - `variables`: set in every session of it
+
+        The first is the default. Empty: the one that the hub runs in.""",
+    ).tag(config=True)
+    offer_no_card = Bool(True, help="Whether a server can be started without a card.").tag(config=True)
 
     session_id = Unicode("", help="The GPU session of the running server.")
     started = Integer(0, help="Start time of the launcher, in clock ticks since boot, to tell a reused pid.")
@@ -78,6 +97,14 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
     @validate("default_share")
     def _valid_default_share(self, proposal: Any) -> str:
         return str(GPUShare.parse(proposal["value"], "default_share"))
+
+    @validate("environments")
+    def _valid_environments(self, proposal: Any) -> Any:
+        try:
+            read_environments(proposal["value"])
+        except GPUSpawnerError as error:
+            raise TraitError(f"LocalGPUSpawner.{error.message}") from error
+        return proposal["value"]
 
     @default("cmd")
     def _default_cmd(self) -> list[str]:
@@ -98,7 +125,7 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
 
     @default("options_from_form")
     def _default_options_from_form(self) -> Callable[[Any], Any]:
-        return options_from_form
+        return form.options_from_form
 
     @default("apply_user_options")
     def _default_apply_user_options(self) -> Callable[[Any, Any], None]:
@@ -106,8 +133,10 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._steps: list[Json] = []
-        self._step_taken = asyncio.Event()
+        self.steps = Steps()
+        self.failure: Failure | None = None
+        self.link = form.Link()
+        self._claimed_until = 0.0
         self._may_hold = True  # whether the service may still hold something for this server
 
     @property
@@ -118,6 +147,15 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
 
     # -- options ---------------------------------------------------------------------------------------
 
+    def claim_start(self) -> None:
+        """The form was sent. JupyterHub answers 500 where a second one arrives before it has begun with the first.
+
+        Raises Refused (409) for that one."""
+        now = time.monotonic()
+        if now < self._claimed_until:
+            raise Refused(409, "This server is being started already, by another click or in another tab.")
+        self._claimed_until = now + _CLAIM
+
     def accept_options(self, user_options: Any) -> None:
         """JupyterHub's `apply_user_options`: check the options before anything starts.
 
@@ -125,11 +163,30 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
         options is not refused for them too. The body {} asks for the default share, as it does in
         JupyterHub 5; from 6 on JupyterHub takes it for no body at all, which asks for what was started last.
         """
+        self._claimed_until = 0.0
         try:
-            self.wanted = read_options({} if _empty_object(self.handler) else user_options)
+            wanted = read_options({} if _empty_object(self.handler) else user_options)
+            choose(self.known_environments, wanted.environment)
+            if wanted.share is not None and not wanted.share.cards and not self.offer_no_card:
+                raise invalid("share", wanted.share.amount, "a share of a card")
         except GPUSpawnerError as error:
             self._remember(self.choice.options)
             raise Refused.from_error(error) from error
+        self.wanted = wanted
+
+    @property
+    def known_environments(self) -> list[Environment]:
+        """What can be started, the default first."""
+        return read_environments(list(self.environments))
+
+    @observe("handler")
+    def _read_link(self, change: Any) -> None:
+        """A link to the form chooses beforehand. JupyterHub would start at once what its query asks for; but a link
+        comes from anywhere, and a start costs money, so a person has to press the button."""
+        if isinstance(change["new"], SpawnHandler) and change["new"].request.method == "GET":
+            query = change["new"].request.query_arguments
+            self.link = form.Link(*read_link(query), cancelled="_cancelled" in query)
+            query.clear()
 
     def _remember(self, options: State) -> None:
         self.user_options = options
@@ -165,6 +222,8 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
         except GPUSpawnerError as error:
             self.log.warning("Forgetting the last choice of %s: %s", self._log_name, error)
             self.choice = Choice()
+        if self.choice.environment not in (None, *(known.name for known in self.known_environments)):
+            self.choice = replace(self.choice, environment=None)
 
     def clear_state(self) -> None:
         super().clear_state()
@@ -178,8 +237,7 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
 
         Whatever goes wrong or cancels this, the session is given back.
         """
-        self._steps = []
-        self._next_step()
+        self.steps, self.failure = Steps(), None
         self._may_hold = True
         self.proc = None
         closing = self._close_ports()
@@ -187,17 +245,25 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
             session, launch = await _to_the_end(self._obtain_session())
             self.session_id = session["id"]
             self._save()
-            self._step(40, f"Chosen: {session['share']} of {_card_names(session)}.")
+            cards = _card_names(session)
+            chosen = f"Chosen: {session['share']} of {cards}." if cards else "No card, as you asked."
+            self.steps.take("card", 40, chosen)
+            environment = choose(self.known_environments, self.wanted.environment)
+            self.steps.take("environment", 50, f"{environment.title}, with your home folder.")
             await asyncio.to_thread(home.prepare, Path(launch["home"]), launch["uid"], launch["gid"])
             await closing
-            address: tuple[str, int] = self._launch(launch)
-            self._step(60, f"The server is starting on {_card_names(session)}.")
+            address: tuple[str, int] = self._launch(launch, environment)
+            self.steps.take("server", 60, f"The server is starting{f' on {cards}' if cards else ''}.")
             await self._up(*address)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Refused) and error.status_code == 400 and self.wanted == self.choice:
+                self.choice = Choice()  # it names what is not there any more
+            self.failure = self._failure(error)
             await self._undo_start()
             raise
         self.choice = self.wanted
         self._remember({**self.choice.options, "profile": profile_words(session)})
+        self.steps.take("server", 80, f"The server is up{f' on {cards}' if cards else ''} and loads its extensions.")
         return address
 
     def _close_ports(self) -> asyncio.Future[None]:
@@ -218,18 +284,40 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
         status = self.proc.poll()
         if status is not None:
             told = f"by signal {-status}" if status < 0 else f"with status {status}"
-            raise Refused(500, f"Your server ended {told} while it was starting. Its share was given back.")
+            message = f"Your server ended {told} while it was starting. Its share was given back."
+            raise Refused(500, message, code="ended")
 
     def _runs(self) -> bool:
         return self.proc.poll() is None
 
+    def _failure(self, error: BaseException) -> Failure:
+        """What the failure page says of `error`."""
+        held = bool(self.session_id)
+        code = error.code if isinstance(error, Refused) else ""
+        if isinstance(error, Refused):
+            happened = error.jupyterhub_message
+        elif isinstance(error, asyncio.CancelledError):
+            happened = f"The start was stopped after {self.steps.seconds:.0f} seconds, before the server was ready."
+        else:
+            happened = f"The hub could not start the server ({type(error).__name__})."
+        return form.failure(happened, code, held, self._log_tail())
+
+    def _log_tail(self) -> tuple[str, ...]:
+        if not (self.server_log_dir and self.session_id):
+            return ()
+        return tail(Path(self.server_log_dir) / f"{self.session_id}.log", (self.api_token or "",))
+
+    def _never_answered(self, what: str) -> None:
+        self.failure = form.failure(what, "silent", True, self._log_tail())
+
     async def _obtain_session(self) -> tuple[Json, Json]:
         share = self.wanted.share or await self._default_choice()
         asked = size_words(share) + (f" ({model_words(share.model)})" if share.model else "")
-        self._step(10, f"Asked for {asked}.")
+        self.steps.take("place", 10, f"Asked for {asked}.")
         user, server = self.user.name, self.name
+        more = {"burst": self.wanted.burst, "card": self.wanted.card}
         try:
-            session, launch = await self.service.start(user, server, share.amount, share.model)
+            session, launch = await self.service.start(user, server, share.amount, share.model, **more)
         except Refused as refused:
             if refused.code != "no_room":
                 raise
@@ -240,9 +328,9 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
             # a server of which this hub knows nothing runs in that session: it was killed between
             # launching and remembering. Two servers must not share one session.
             self.log.warning("Ending a server of %s that this hub does not know", self._log_name)
-            self._step(15, "A server left from before is being ended first.")
+            self.steps.take("place", 15, "A server left from before is being ended first.")
             await self.service.end_all(user, server, wait=_PREVIOUS_ENDS_WITHIN)
-            session, launch = await self.service.start(user, server, share.amount, share.model)
+            session, launch = await self.service.start(user, server, share.amount, share.model, **more)
         return session, launch
 
     async def _default_choice(self) -> GPUShare:
@@ -257,20 +345,21 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
             raise Refused(409, "Nothing is free at the moment: every share of every card is in use.", code="no_room")
         return GPUShare.parse(f"{free[0]['model']}:{free[0]['share']}")
 
-    def _launch(self, launch: Json) -> tuple[str, int]:
+    def _launch(self, launch: Json, environment: Environment) -> tuple[str, int]:
         """Start the server's process as `launch` says. It is its own process session and outlives the hub."""
         if self.port == 0:
             self.port = random_port()
-        command = [*launch["argv_prefix"], *self.cmd, *self.get_args()]
+        program = self.cmd if environment is OWN else environment.command
+        command = [*launch["argv_prefix"], *program, *self.get_args()]
         if launch["uid"] in (None, 0):
             command.append("--allow-root")  # only looked at where the session does run as root
-        environment = {**self.get_env(), "HOME": launch["home"], **launch["env"]}
+        variables = {**self.get_env(), **environment.variables, "HOME": launch["home"], **launch["env"]}
         self.log.info("Starting %s in session %s", self._log_name, self.session_id)
         output = self._open_log()
         try:
             self.proc = subprocess.Popen(
                 command,
-                env=environment,
+                env=variables,
                 cwd=launch["home"],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -282,8 +371,11 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
                 os.close(output)
         self.pid = self.proc.pid
         self.started = start_time(self.pid) or 0
+        address = self.ip or "127.0.0.1", self.port
+        if self.server is not None:  # for a hub that is killed now, and started again
+            self.server.ip, self.server.port = address
         self._save()
-        return self.ip or "127.0.0.1", self.port
+        return address
 
     def _open_log(self) -> int | None:
         if not self.server_log_dir:
@@ -321,6 +413,8 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
             return None
         else:
             status = 0
+        if self._waiting_for_response:
+            self._never_answered(f"The notebook server ended with status {status} before it was ready.")
         await self._release()
         self.clear_state()
         return int(status)
@@ -334,6 +428,8 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
 
     async def stop(self, now: bool = False) -> None:
         """Stop the server, then end its session."""
+        if self._waiting_for_response and not now:
+            self._never_answered(f"The notebook server did not answer within {self.http_timeout} seconds.")
         try:
             await super().stop(now)
         finally:
@@ -356,22 +452,10 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
 
     # -- progress --------------------------------------------------------------------------------------
 
-    def _step(self, progress: int, message: str) -> None:
-        self._steps.append({"progress": progress, "message": message})
-        self._next_step()
-
-    def _next_step(self) -> None:
-        taken, self._step_taken = self._step_taken, asyncio.Event()
-        taken.set()
-
     async def progress(self) -> AsyncIterator[Json]:
         """The steps of the start, each as it happens."""
-        told = 0
-        while True:
-            while told < len(self._steps):
-                yield self._steps[told]
-                told += 1
-            await self._step_taken.wait()
+        async for step in self.steps:
+            yield step
 
     # -- certificates of users without an account -------------------------------------------------------
 

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuspawner.errors import InvalidInput, shorten
-from gpuspawner.share import GPUShare
+from gpuspawner.errors import GPUSpawnerError, InvalidInput, shorten
+from gpuspawner.share import NONE, GPUShare
 
-KEYS = ("share", "model", "profile")
+KEYS = ("share", "model", "environment", "burst", "card", "profile")
 _LONGEST_PROFILE = 200
+_ENVIRONMENT = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?\Z", re.ASCII)
+_CARD = re.compile(r"[A-Za-z0-9-]{1,96}\Z", re.ASCII)
+_ENVIRONMENT_ALLOWED = "lower-case letters, digits and dashes, at most 40"
+#: What JupyterHub and its pages put into the addresses of the form themselves.
+_NOT_OURS = ("next", "display_name", "redirects")
+_BURST = {"on": True, "off": False, "true": True, "false": False, "1": True, "0": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A checked choice. `share` None is the default share, whatever model has it."""
+    """A checked choice. None is the default of each: whatever share is the default of whatever model has it, the
+    first environment, the service's setting for burst, any card. `card` is a uuid."""
 
     share: GPUShare | None = None
+    environment: str | None = None
+    burst: bool | None = None
+    card: str | None = None
 
     @property
-    def options(self) -> dict[str, str]:
+    def options(self) -> dict[str, Any]:
         """The choice as JupyterHub stores it."""
-        if self.share is None:
-            return {}
-        options = {"share": self.share.amount}
-        if self.share.model:
-            options["model"] = self.share.model
+        options: dict[str, Any] = {}
+        if self.share is not None:
+            options["share"] = self.share.amount
+            if self.share.model:
+                options["model"] = self.share.model
+        for key in ("environment", "burst", "card"):
+            if (value := getattr(self, key)) is not None:
+                options[key] = value
         return options
 
 
@@ -36,41 +51,99 @@ def read_options(options: Any) -> Choice:
     `profile` is for people to read and says nothing here; the spawner writes it itself.
     """
     if not isinstance(options, dict):
-        raise _invalid("user_options", options, "an object with the keys share and model")
+        raise invalid("user_options", options, "an object with the keys share and model")
     unknown = sorted(str(key) for key in options if key not in KEYS)
     if unknown:
-        raise _invalid(unknown[0], options.get(unknown[0]), "the keys " + ", ".join(KEYS), what="unknown key")
+        raise invalid(unknown[0], options.get(unknown[0]), "the keys " + ", ".join(KEYS), what="unknown key")
     profile = options.get("profile")
     if profile is not None and (type(profile) is not str or len(profile) > _LONGEST_PROFILE):
-        raise _invalid("profile", profile, f"text of at most {_LONGEST_PROFILE} characters")
-    given, model = options.get("share"), options.get("model")
+        raise invalid("profile", profile, f"text of at most {_LONGEST_PROFILE} characters")
+    share = _share(options.get("share"), options.get("model"))
+    burst = options.get("burst")
+    if burst is not None and type(burst) is not bool:
+        raise invalid("burst", burst, "true or false")
+    card = _text("card", options.get("card"), _CARD, "the uuid of a card")
+    if share is not None and not share.cards and (card is not None or burst):
+        raise invalid("card" if card else "burst", card or burst, f"none together with the share {NONE!r}")
+    environment = _text("environment", options.get("environment"), _ENVIRONMENT, _ENVIRONMENT_ALLOWED)
+    return Choice(share, environment, burst, card)
+
+
+def _share(given: Any, model: Any) -> GPUShare | None:
     if given is None:
         if model is not None:
-            raise _invalid("model", model, "a model only together with a share")
-        return Choice()
+            raise invalid("model", model, "a model only together with a share")
+        return None
     share = GPUShare.parse(given)
     if model is None:
-        return Choice(share)
+        return share
     if share.model is not None and share.model != model:
-        raise _invalid("model", model, f"{share.model!r}, the model that the share names, or none")
-    return Choice(replace(share, model=model))
+        raise invalid("model", model, f"{share.model!r}, the model that the share names, or none")
+    return replace(share, model=model)
 
 
-def options_from_form(form: dict[str, list[Any]]) -> dict[str, Any]:
-    """user_options from the submitted form (lists of strings). JupyterHub's own fields, which start with an
-    underscore, are left out; a field given twice stays a list, for `read_options` to refuse."""
-    options: dict[str, Any] = {}
-    for key, values in form.items():
-        if key.startswith("_"):
-            continue
-        options[key] = values[0] if len(values) == 1 else values
+def _text(field: str, given: Any, pattern: re.Pattern[str], allowed: str) -> str | None:
+    if given is None:
+        return None
+    if type(given) is not str or not pattern.match(given):
+        raise invalid(field, given, allowed)
+    return given
+
+
+def options_from_form(form: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """user_options from the submitted form (lists of strings).
+
+    JupyterHub's own fields, which start with an underscore, are left out, and so is what was left empty. Of a field
+    given twice the newest counts: a checkbox follows a hidden field of its name that says what no tick means.
+    `several`, a number of whole cards, goes before the share that was ticked beside it.
+    """
+    options = {key: values[-1] for key, values in form.items() if values and not key.startswith("_")}
+    options = {key: value for key, value in options.items() if value != ""}
+    several = options.pop("several", None)
+    if several is not None:
+        options["share"] = several
     share = options.get("share")
     if isinstance(share, str) and ":" in share and "model" not in options:
         options["model"], _, options["share"] = share.rpartition(":")
+    burst = options.get("burst")
+    if isinstance(burst, str):
+        options["burst"] = _BURST.get(burst.lower(), burst)
+    if options.get("share") == NONE:  # what was ticked about a card says nothing without one
+        for key in ("burst", "card"):
+            options.pop(key, None)
     return options
 
 
-def _invalid(field: str, given: Any, allowed: str, what: str | None = None) -> InvalidInput:
+def read_link(query: Mapping[str, Sequence[bytes]]) -> tuple[Choice, list[str]]:
+    """What a link to the form chooses beforehand (`?share=1/4&model=h100-80gb`), and a sentence for each part of it
+    that nobody can choose. JupyterHub's prefix `opt-` is understood. Raises nothing."""
+    options: dict[str, list[Any]] = {}
+    for key, values in query.items():
+        if values and not key.startswith("_") and key not in _NOT_OURS:
+            options[key.removeprefix("opt-")] = [values[-1].decode("utf-8", "replace")]
+    given = options_from_form(options)
+    choice, notices = Choice(), []
+    share = {key: given.pop(key) for key in ("share", "model") if key in given}
+    for part in (share, *({key: value} for key, value in given.items())):
+        try:
+            read = read_options(part)
+        except GPUSpawnerError as error:
+            notices.append(f"The link cannot be followed in full. {error.message}")
+            continue
+        choice = Choice(
+            *(new if new is not None else old for new, old in zip(_parts(read), _parts(choice), strict=True))
+        )
+    if choice.share is not None and not choice.share.cards:
+        choice = replace(choice, burst=None, card=None)
+    return choice, notices[:5]
+
+
+def _parts(choice: Choice) -> tuple[Any, ...]:
+    return choice.share, choice.environment, choice.burst, choice.card
+
+
+def invalid(field: str, given: Any, allowed: str, what: str | None = None) -> InvalidInput:
+    """The error that names `field`, what was given and what is allowed."""
     shown = shorten(field)
     given_text = "" if what else f" {shorten(given)!r} is not allowed"
     message = f"{shown}:{f' {what}' if what else given_text}. Allowed: {allowed}."

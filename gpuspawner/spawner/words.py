@@ -19,7 +19,9 @@ def memory_words(count: int | None) -> str:
 
 
 def size_words(share: GPUShare) -> str:
-    """How large a share is: "1/4 of a card", "a whole card", "2 cards"."""
+    """How large a share is: "1/4 of a card", "a whole card", "2 cards", "no card"."""
+    if not share.cards:
+        return "no card"
     if share.eighths < 8:
         return f"{share.amount} of a card"
     return "a whole card" if share.cards == 1 else f"{share.cards} cards"
@@ -31,6 +33,8 @@ def model_words(model: str) -> str:
 
 
 def profile_words(session: Mapping[str, Any]) -> str:
-    """A session's line in the hub's admin page: "GPU 1/4 · H100 80 GB"."""
+    """A session's line in the hub's admin page: "GPU 1/4 · H100 80 GB", "No GPU"."""
+    if not session["cards"]:
+        return "No GPU"
     simulated = " (simulated)" if session.get("simulated") else ""
     return f"GPU {session['share'].rpartition(':')[2]} · {model_words(session['model'])}{simulated}"

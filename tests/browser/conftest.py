@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -59,9 +60,37 @@ def page(chromium: Browser) -> Iterator[Page]:
     context.close()
 
 
+def sign_in(page: Page, hub: Stack, user: str) -> None:
+    """Sign in by the login form; without a server the form follows."""
+    page.goto(hub.url)
+    page.get_by_label("Username").fill(user)
+    page.get_by_label("Password").fill(hub.user_password)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url(re.compile(r"/(hub/(spawn|home)|user)"))
+
+
+@pytest.fixture(scope="session")
+def accessible() -> Callable[[Page], None]:
+    """Asserts that axe-core finds no serious or critical fault on the page as it is now."""
+    source = (ROOT / "extensions/lab/node_modules/axe-core/axe.min.js").read_text()
+
+    def check(page: Page) -> None:
+        page.evaluate(source)
+        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+        faults = {
+            fault["id"]: [node["html"][:200] for node in fault["nodes"]][:3]
+            for fault in found
+            if fault["impact"] in ("serious", "critical")
+        }
+        assert not faults, faults
+
+    return check
+
+
 @pytest.fixture(scope="session")
 def pictures() -> Path:
     """Where the README's screenshots go: into the docs with GPUSPAWNER_UPDATE_SCREENSHOTS=1, else to test-output."""
     folder = ROOT / ("docs/images" if os.environ.get("GPUSPAWNER_UPDATE_SCREENSHOTS") else "test-output/images")
     folder.mkdir(parents=True, exist_ok=True)
+    (ROOT / "test-output/images").mkdir(parents=True, exist_ok=True)
     return folder

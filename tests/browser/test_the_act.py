@@ -9,16 +9,11 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 from support.stack import Stack
 
+from .conftest import sign_in
+
 pytestmark = [pytest.mark.browser, pytest.mark.hub, pytest.mark.timeout(420)]
 
 GIB = 1 << 30
-
-
-def sign_in(page: Page, hub: Stack, user: str) -> None:
-    page.goto(hub.url)
-    page.get_by_label("Username").fill(user)
-    page.get_by_label("Password").fill(hub.user_password)
-    page.get_by_role("button", name="Sign in").click()
 
 
 class Notebook:

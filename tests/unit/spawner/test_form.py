@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from gpuspawner.share import GPUShare
-from gpuspawner.spawner.form import preselected, render
-from gpuspawner.spawner.options import Choice
+from gpuspawner.spawner.environments import Environment
+from gpuspawner.spawner.form import Link, failure, merged, preselected, render, wait_words
+from gpuspawner.spawner.options import Choice, read_link
 
 GIB = 2**30
 H100 = "h100-80gb"
@@ -43,21 +44,25 @@ class Inputs(HTMLParser):
     def __init__(self, html: str) -> None:
         super().__init__()
         self.found: dict[str, dict[str, str | None]] = {}
+        self.options: dict[str, dict[str, str | None]] = {}
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
-        if tag == "input":
+        self.tags.append((tag, given))
+        if tag == "input" and given["name"] == "share":
             assert given["type"] == "radio"
-            assert given["name"] == "share"
             self.found[str(given["value"])] = given
+        if tag == "option":
+            self.options[str(given["value"])] = given
 
 
 @pytest.mark.case("hub-9")
 def test_what_is_free_can_be_chosen_and_what_is_taken_says_why() -> None:
     html = render(answer(offer("1/8", free=3), offer("1/4"), offer("1", free=0)), Choice())
     inputs = Inputs(html).found
-    assert list(inputs) == [f"{H100}:1/8", f"{H100}:1/4", f"{H100}:1"]
+    assert list(inputs) == [f"{H100}:1/8", f"{H100}:1/4", f"{H100}:1", "none"]
     assert [name for name, given in inputs.items() if "disabled" in given] == [f"{H100}:1"]
     assert [name for name, given in inputs.items() if "checked" in given] == [f"{H100}:1/4"]
     assert "Every card is in use." in html
@@ -85,7 +90,10 @@ def test_a_last_choice_of_a_model_that_is_gone_gives_the_default() -> None:
 def test_nothing_free_is_said_and_not_offered() -> None:
     html = render(answer(offer("1/8", free=0), offer("1/4", free=0)), Choice())
     assert 'id="gpu-full"' in html
-    assert all("disabled" in given for given in Inputs(html).found.values())
+    found = Inputs(html).found
+    assert "disabled" not in found.pop("none")
+    assert all("disabled" in given for given in found.values())
+    assert not any("checked" in given for given in Inputs(html).found.values()), "nobody starts without a card unasked"
 
 
 def test_a_service_that_is_down_gives_a_sentence_and_no_inputs() -> None:
@@ -96,7 +104,7 @@ def test_a_service_that_is_down_gives_a_sentence_and_no_inputs() -> None:
 
 def test_models_are_told_apart() -> None:
     html = render(answer(offer("1/4"), offer("1/4", "v100-32gb")), Choice())
-    assert list(Inputs(html).found) == [f"{H100}:1/4", "v100-32gb:1/4"]
+    assert list(Inputs(html).found) == [f"{H100}:1/4", "v100-32gb:1/4", "none"]
     assert "NVIDIA v100-32gb" in html
 
 
@@ -114,3 +122,81 @@ def test_an_unknown_price_is_not_shown_as_nothing() -> None:
 def test_what_the_service_says_is_text() -> None:
     html = render(answer(offer("1/4", model_name="<script>alert(1)</script>")), Choice())
     assert "<script>alert" not in html
+
+
+def test_several_cards_are_a_list_and_not_a_wall_of_choices() -> None:
+    html = render(answer(offer("1"), offer("2"), offer("3", free=0)), Choice(GPUShare(16, H100)))
+    found = Inputs(html)
+    assert list(found.found) == [f"{H100}:1", "none"]
+    assert list(found.options) == ["", f"{H100}:2", f"{H100}:3"]
+    assert "selected" in found.options[f"{H100}:2"]
+    assert "disabled" in found.options[f"{H100}:3"]
+
+
+def test_no_card_is_chosen_again_and_can_be_left_out() -> None:
+    assert "checked" in Inputs(render(answer(offer("1/4")), Choice(GPUShare(0)))).found["none"]
+    assert "none" not in Inputs(render(answer(offer("1/4")), Choice(), no_card=False)).found
+
+
+def test_a_link_chooses_beforehand_and_says_what_cannot_be_chosen() -> None:
+    offers = answer(offer("1/4"), offer("1/2"), offer("1", free=0))
+    choice, notices = read_link({"share": [b"1/2"], "model": [H100.encode()], "environment": [b"gone"]})
+    html = render(offers, choice, link=Link(choice, notices))
+    assert "checked" in Inputs(html).found[f"{H100}:1/2"]
+    assert "The link asks for the environment" in html
+    for query, said in [
+        ({"share": [b"1/3"]}, "share:"),
+        ({"share": [b"1/4"], "model": [b"v900"]}, "which is not offered here"),
+        ({"share": [b"1"]}, "Every card is in use."),
+        ({"share": [b"\xff\xfe"]}, "share:"),
+        ({"color": [b"red"]}, "unknown key"),
+        ({"burst": [b"maybe"]}, "burst:"),
+        ({"card": [b"GPU-1"]}, "cannot be chosen here"),
+        ({"model": [b"h100"]}, "only together with a share"),
+    ]:
+        choice, notices = read_link(query)
+        html = render(offers, choice, link=Link(choice, notices))
+        assert 'class="alert alert-warning gpu-notice"' in html
+        assert said in html
+        assert "checked" in Inputs(html).found[f"{H100}:1/4"], "the default"
+    assert read_link({"next": [b"/x"], "_xsrf": [b"y"], "opt-share": [b"1/8"]}) == (Choice(GPUShare(1)), [])
+
+
+def test_a_link_and_the_last_choice_are_merged() -> None:
+    last = Choice(GPUShare(2, H100), environment="torch", burst=True, card="GPU-1")
+    assert merged(last, Choice(GPUShare(4))) == Choice(GPUShare(4), "torch", True, None)
+    assert merged(last, Choice(environment="other")) == Choice(GPUShare(2, H100), "other", True, "GPU-1")
+    assert merged(last, Choice(burst=False)).burst is False
+
+
+def test_environments_and_cards_that_may_be_chosen() -> None:
+    environments = [
+        Environment("one", "One", ("/bin/true",)),
+        Environment("two", "<Two>", ("/bin/true",), "The second."),
+    ]
+    cards = [{"uuid": f"GPU-{n}", "index": n, "name": "H100", "model": H100, "free_eighths": 8 * n} for n in (0, 1)]
+    html = render(answer(offer("1/4"), cards=cards), Choice(environment="two", card="GPU-1"), environments=environments)
+    radios = {given["value"]: given for tag, given in Inputs(html).tags if given.get("name") == "environment"}
+    assert list(radios) == ["one", "two"]
+    assert "checked" in radios["two"]
+    assert "<Two>" not in html
+    options = Inputs(html).options
+    assert "disabled" in options["GPU-0"]
+    assert "selected" in options["GPU-1"]
+    plain = render(answer(offer("1/4")), Choice(environment="gone"))
+    names = {given.get("name") for _, given in Inputs(plain).tags}
+    assert not names & {"environment", "card", "burst"}
+
+
+def test_a_wait_that_nobody_knows_is_not_called_none() -> None:
+    assert wait_words(None) == "Nobody can say when that changes."
+    assert wait_words(600) == "About 10 minutes to wait."
+    assert "Nobody can say" in render(answer(offer("1/4", free=0)), Choice())
+
+
+def test_a_failure_says_what_happened_what_was_undone_and_what_to_do() -> None:
+    said = failure("The server ended.", "ended", True, ("<b>boom</b>",))
+    html = render(answer(offer("1/4")), Choice(), failure=said)
+    for words in ("The server ended.", "its share of the card was given back", "last lines", "&lt;b&gt;boom&lt;/b&gt;"):
+        assert words in html
+    assert "nothing is charged" in failure("No.", "no_room", False, ()).undone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpuspawner.errors import GPUSpawnerError
 from gpuspawner.share import GPUShare
-from gpuspawner.spawner.options import Choice, options_from_form, read_options
+from gpuspawner.spawner.options import Choice, options_from_form, read_link, read_options
 
 
 @pytest.mark.case("hub-5")
@@ -26,6 +27,8 @@ from gpuspawner.spawner.options import Choice, options_from_form, read_options
         ({"share": "1/4", "model": "h100-80gb"}, GPUShare(2, "h100-80gb")),
         ({"share": "a100-80gb:1/2"}, GPUShare(4, "a100-80gb")),
         ({"share": "a100-80gb:1/2", "model": "a100-80gb"}, GPUShare(4, "a100-80gb")),
+        ({"share": "none"}, GPUShare(0)),
+        ({"share": "1", "environment": "torch-2", "burst": True, "card": "GPU-1"}, GPUShare(8)),
     ],
 )
 def test_what_is_accepted(options: dict[str, Any], share: GPUShare | None) -> None:
@@ -46,6 +49,12 @@ def test_what_is_accepted(options: dict[str, Any], share: GPUShare | None) -> No
         ({"share": "1/4", "model": 1}, "model"),
         ({"share": "a100:1/4", "model": "h100"}, "model"),
         ({"model": "h100"}, "model"),
+        ({"share": "none", "model": "h100"}, "model"),
+        ({"share": "none", "burst": True}, "burst"),
+        ({"share": "none", "card": "GPU-1"}, "card"),
+        *(({"burst": given}, "burst") for given in [1, 0, "on", math.nan, []]),
+        *(({"environment": given}, "environment") for given in [True, "", "A", "a\n", "../x", "x" * 41, ["a"]]),
+        *(({"card": given}, "card") for given in [1, "", "GPU 1", "x" * 97, {}]),
         ({"profile": 1}, "profile"),
         ({"profile": "x" * 201}, "profile"),
         ({"shares": "1/4"}, "shares"),
@@ -67,7 +76,7 @@ def test_what_is_refused_in_one_sentence_that_names_the_field(options: Any, fiel
 
 @given(
     st.dictionaries(
-        st.sampled_from(["share", "model", "profile", "other"]),
+        st.sampled_from(["share", "model", "environment", "burst", "card", "profile", "other"]),
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
             lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner, max_size=2),
@@ -91,6 +100,29 @@ def test_the_form_sends_the_model_with_the_share() -> None:
 
 
 @pytest.mark.case("hub-4")
-def test_a_field_sent_twice_is_refused() -> None:
+def test_of_a_field_sent_twice_the_newest_counts() -> None:
+    sent = {"share": ["1/4", "1/2"], "burst": ["off", "on"], "environment": ["one", "two"]}
+    assert read_options(options_from_form(sent)) == Choice(GPUShare(4), "two", True)
     with pytest.raises(GPUSpawnerError, match="share"):
-        read_options(options_from_form({"share": ["1/4", "1/2"]}))
+        read_options({"share": ["1/4", "1/2"]})
+
+
+def test_several_cards_go_before_the_share_beside_them() -> None:
+    sent = {"share": ["h100-80gb:1/4"], "several": ["h100-80gb:2"], "burst": ["off"], "card": [""]}
+    assert read_options(options_from_form(sent)) == Choice(GPUShare(16, "h100-80gb"), burst=False)
+    sent["several"] = [""]
+    assert read_options(options_from_form(sent)).share == GPUShare(2, "h100-80gb")
+
+
+def test_what_is_ticked_about_a_card_says_nothing_without_one() -> None:
+    sent = {"share": ["none"], "burst": ["off", "on"], "card": ["GPU-1"]}
+    assert options_from_form(sent) == {"share": "none"}
+
+
+@given(st.dictionaries(st.text(max_size=8), st.lists(st.text(max_size=8), max_size=3), max_size=5))
+def test_any_form_is_read_or_refused_in_words(form: dict[str, list[str]]) -> None:
+    with contextlib.suppress(GPUSpawnerError):
+        read_options(options_from_form(form))
+    choice, notices = read_link({key: [value.encode() for value in values] for key, values in form.items()})
+    assert read_options(choice.options) == choice
+    assert all(notice.strip() for notice in notices)

@@ -1,0 +1,105 @@
+"""What happens during a start, for the progress page, and what went wrong, for the failure page."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: The parts of a start, in order, as people read them. What happens within one is told by its events.
+PARTS = (
+    ("place", "A place on a card"),
+    ("card", "Your card"),
+    ("environment", "Your environment"),
+    ("server", "Your notebook server"),
+)
+_LOG_LINES = 25
+_LOG_BYTES = 16 * 1024
+_LONGEST_LINE = 400
+_SECRETS = (
+    (re.compile(r"(?i)\b(authorization|cookie)\b.*"), r"\1 [hidden]"),
+    (re.compile(r"(?i)((?:token|passw\w*|secret|api[_-]?key)[\"']?\s*[=:]\s*[\"']?)[^\s\"'&,;]{4,}"), r"\1[hidden]"),
+    (re.compile(r"(?i)\b(bearer|token)\s+\S{12,}"), r"\1 [hidden]"),
+)
+_CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+
+
+class Steps:
+    """The steps of one start, each told as it happens, with the seconds since the start began."""
+
+    def __init__(self) -> None:
+        self.taken: list[dict[str, Any]] = []
+        self._began = time.monotonic()
+        self._more = asyncio.Event()
+
+    def take(self, part: str, progress: int, message: str) -> None:
+        """A step happened: `part` as in PARTS, `progress` in percent, one sentence."""
+        seconds = round(time.monotonic() - self._began, 1)
+        self.taken.append({"progress": progress, "message": message, "part": part, "seconds": seconds})
+        more, self._more = self._more, asyncio.Event()
+        more.set()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start began."""
+        return round(time.monotonic() - self._began, 1)
+
+    @property
+    def shown(self) -> list[dict[str, Any]]:
+        """Each of PARTS with what was told of it last, for a page without scripts."""
+        current = self.taken[-1]["part"] if self.taken else PARTS[0][0]
+        order = [part for part, _ in PARTS]
+        shown = []
+        for at, (part, title) in enumerate(PARTS):
+            told = [step for step in self.taken if step["part"] == part]
+            state = "now" if part == current else "done" if at < order.index(current) else "later"
+            last: dict[str, Any] = told[-1] if told else {}
+            shown.append({"part": part, "title": title, "state": state, **last})
+        return shown
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        """The steps taken, then each as it happens, without an end."""
+        told = 0
+        while True:
+            while told < len(self.taken):
+                yield dict(self.taken[told])
+                told += 1
+            await self._more.wait()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A start that failed: what happened, what was undone, what its user can do; `log`: the server's last lines."""
+
+    happened: str
+    undone: str
+    advice: tuple[str, ...]
+    log: tuple[str, ...] = ()
+
+
+def tail(path: Path, hide: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The last lines of a server's log as its user may see them: without control characters, and without what looks
+    like a secret or is one of `hide`. Empty where there is no log."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _LOG_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ()
+    for secret in hide:
+        if secret:
+            text = text.replace(secret, "[hidden]")
+    lines = [_CONTROL.sub("", line).rstrip()[:_LONGEST_LINE] for line in text.splitlines()]
+    return tuple(_without_secrets(line) for line in lines[-_LOG_LINES:] if line)
+
+
+def _without_secrets(line: str) -> str:
+    for pattern, instead in _SECRETS:
+        line = pattern.sub(instead, line)
+    return line
