@@ -19,7 +19,7 @@ limits_src := $(wildcard gpuspawner/node/limits/Makefile $(shell find gpuspawner
 lab_src := $(shell find extensions/lab/src extensions/lab/style -type f 2>/dev/null) $(wildcard extensions/lab/tsconfig*.json)
 lab_py := $(shell find extensions/lab/gpuspawner_lab extensions/lab/jupyter-config -type f -not -path '*/labextension/*' -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help up stop status test test-hub5 soak lint check-c bench setup setup-dev lock clean
+.PHONY: help up stop status test test-hub5 soak lint docs check-c bench setup setup-dev lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -50,6 +50,10 @@ lint: setup-dev ## check style and types only
 check-c: setup-dev ## check the C code: cppcheck, sanitizers, rubbish for what reads files and sockets
 	@tools/check-c
 
+docs: setup-dev ## build the documentation into build/docs, warnings as errors
+	@$(PY) -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo "Built: build/docs/index.html"
+
 bench: setup-dev ## run every benchmark and print a table
 	@$(PY) -m tests.bench
 
@@ -66,7 +70,7 @@ lock: $(STAMPS)/venv ## resolve the Python dependencies anew
 
 clean: ## remove everything that set-up made here (not your notebooks: those are in the state folder)
 	rm -rf .venv $(STAMPS) node_modules extensions/lab/node_modules extensions/lab/lib extensions/lab/gpuspawner_lab/labextension extensions/lab/*.tsbuildinfo
-	rm -rf gpuspawner/simulation/bin gpuspawner/node/limits/bin test-output
+	rm -rf gpuspawner/simulation/bin gpuspawner/node/limits/bin test-output build/docs
 
 # -- set-up, a stamp for each step ------------------------------------------------------------------------
 

@@ -1,0 +1,65 @@
+"""Sphinx: `make docs` builds these pages into build/docs, with warnings as errors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gpuspawner import __version__
+
+project = "gpuspawner"
+author = "the gpuspawner contributors"
+copyright = author  # noqa: A001 (the name is Sphinx's)
+release = __version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "autodoc_traits"]
+html_theme = "furo"
+html_title = "gpuspawner"
+myst_heading_anchors = 4
+exclude_patterns = ["images/*"]
+nitpicky = False
+
+_TOC = """
+
+```{toctree}
+:hidden:
+:glob:
+
+tutorial/*
+how-to/*
+reference/*
+explanation/*
+```
+"""
+
+
+def _openapi() -> str:
+    """The service's schema as a page: every request and every field of every body."""
+    from typing import cast
+
+    from gpuspawner.service.app import create_app
+    from gpuspawner.service.tariff import Tariff
+
+    # Routes are told without anything behind them being asked.
+    schema = create_app(cast(Any, None), cast(Any, None), Tariff(), "/").openapi()
+    lines = ["", "## Requests", ""]
+    for path, methods in schema["paths"].items():
+        for method, told in methods.items():
+            lines += [f"- `{method.upper()} {path}`: {told.get('description') or told.get('summary', '')}"]
+    for name, body in sorted(schema["components"]["schemas"].items()):
+        lines += ["", f"## {name}", "", body.get("description", ""), ""]
+        for field, told in body.get("properties", {}).items():
+            kind = {key: told[key] for key in ("type", "anyOf", "items", "enum", "default", "$ref") if key in told}
+            lines.append(f"- `{field}`: `{json.dumps(kind)}` {told.get('description', '')}")
+    return "\n".join(lines) + "\n"
+
+
+def _read(_app: Any, page: str, source: list[str]) -> None:
+    if page == "index":  # here and not in the page, where other readers would show it as code
+        source[0] += _TOC
+    if page == "reference/openapi":
+        source[0] += _openapi()
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", _read)
