@@ -20,5 +20,5 @@ def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     for trait in ("LocalGPUSpawner.default_share", "GPUSpawnerLab.sample_seconds"):
         assert trait in settings
     schema = (tmp_path / "html/reference/openapi.html").read_text()
-    assert "PATCH /api/v1/sessions/{session}" in schema
+    assert "/api/v1/sessions/{session}</span>" in schema
     assert "memory_used_bytes" in schema
