@@ -39,8 +39,10 @@ class Notebook:
             env={
                 "PATH": os.environ["PATH"],
                 "HOME": self.launch["home"],
-                "JUPYTERHUB_API_TOKEN": SERVICE_TOKEN,
                 **self.launch["env"],
+                "JUPYTERHUB_API_TOKEN": SERVICE_TOKEN,
+                "GPUSPAWNER_SERVICE_URL": str(node.api.base_url).rstrip("/"),
+                "GPUSPAWNER_SESSION": answer.json()["session"]["id"],
             },
             cwd=self.launch["home"],
             stdin=subprocess.DEVNULL,
