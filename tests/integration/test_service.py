@@ -251,6 +251,7 @@ def test_names_in_any_script_get_homes_of_their_own(node: Machine) -> None:
     assert {str(Path(home).parent) for home in homes} == {str(node.state / "users")}
 
 
+@pytest.mark.case("hub-8")
 def test_a_session_without_a_card_sees_none(node: Machine) -> None:
     answer = node.api.post("/sessions", json={"user": "cpu", "share": "none"})
     assert answer.status_code == 201, answer.text

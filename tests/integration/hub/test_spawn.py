@@ -197,6 +197,21 @@ def test_a_cancelled_start_leaves_nothing(hub: Hub) -> None:
         kim.stop()
 
 
+@pytest.mark.case("hub-1")
+def test_after_a_failed_start_with_a_share_one_without_has_nothing_of_it(hub: Hub) -> None:
+    with hub.user("mia") as mia:
+        assert mia.submit({"share": "1/2"}).status_code == 302
+        folder = hub.stack.state / "node" / "sessions" / until(mia.sessions, what="a session")[0]["id"]
+        os.kill(until(lambda: read_alive(folder), what="its processes").child, signal.SIGKILL)
+        until(lambda: not mia.server() and hub.free_eighths() == 16, 60, "the start to fail")
+        session = mia.start({"share": "none"})
+        assert (session["share"], session["eighths"], session["cards"]) == ("none", 0, [])
+        assert mia.server()["user_options"]["share"] == "none"
+        assert mia.kernel()("import os; print(repr(os.environ['CUDA_VISIBLE_DEVICES']))") == "''\n"
+        mia.stop()
+
+
+@pytest.mark.case("hub-10")
 def test_a_server_that_ends_while_it_starts_is_told_at_once_and_leaves_nothing(hub: Hub) -> None:
     with hub.user("jon") as jon:
         assert jon.submit({"share": "1/2"}).status_code == 302
