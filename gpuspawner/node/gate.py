@@ -26,7 +26,8 @@ ACTIONS: tuple[Action, ...] = ("warn", "freeze", "end")
 
 #: A context where the node could not measure one, so that the shim charges nothing for it.
 UNMEASURED_CONTEXT_BYTES = 1 << 30
-#: For so long a session that had a process ended is given no second time of grace, and sees the notice. Seconds.
+#: For so long a session's excess counts: what it spent of its grace is not given again, and who had a process ended has
+#: none left, and sees the notice. Seconds.
 REMEMBERED = 3600.0
 #: A session that had so many processes ended within that time is ended itself.
 MOST_ENDED = 10
@@ -93,9 +94,11 @@ class _Case:
 
 @dataclass
 class _Past:
-    """What a session did before: when a process of it was ended (by the gate's clock), and what is said of the last."""
+    """What a session did before: when a process of it was ended (by the gate's clock), what is said of the last, and
+    until when it was over its limit for how many seconds."""
 
     ended: list[float] = field(default_factory=list)
+    over: list[tuple[float, float]] = field(default_factory=list)
     notice: Notice | None = None
     told: dict[str, float] = field(default_factory=dict)  # by card
 
@@ -201,7 +204,8 @@ class Gate:
             tolerance += UNMEASURED_CONTEXT_BYTES * len(own)
         over = used - max(allowed, excused)
         if over <= tolerance:
-            if self._cases.pop(key, None) is not None:
+            if (past := self._cases.pop(key, None)) is not None:
+                self._past[session].over.append((self._clock(), self._clock() - past.began))
                 log.info("session %s is back within its share of card %s", session, card)
             return []
         case = self._cases.get(key)
@@ -289,8 +293,10 @@ class Gate:
         return f"{text} Free {gib(used - allowed)} before {when} UTC, or process {pid} ({_name(pid)}) is ended."
 
     def _grace(self, session: str) -> float:
-        """Seconds from the first sight of excess to the end of a process: none for who had one ended lately."""
-        return 0.0 if self._past[session].ended else self._policy.seconds
+        """Seconds from the first sight of excess to the end of a process: what is left of them, so that coming back
+        within the limit for a moment gains nothing; none for who had one ended lately."""
+        past = self._past[session]
+        return 0.0 if past.ended else max(0.0, self._policy.seconds - sum(seconds for _, seconds in past.over))
 
     def _deadline(self, session: str, case: _Case) -> float | None:
         return case.since + self._grace(session) if self._policy.action == "end" else None
@@ -310,6 +316,7 @@ class Gate:
         for session in list(self._past):
             past = self._past[session]
             past.ended = [at for at in past.ended if self._clock() - at < REMEMBERED]
+            past.over = [(at, seconds) for at, seconds in past.over if self._clock() - at < REMEMBERED]
             if not past.ended:
                 past.notice = None
             if session not in live:

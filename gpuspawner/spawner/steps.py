@@ -21,9 +21,14 @@ PARTS = (
 _LOG_LINES = 25
 _LOG_BYTES = 16 * 1024
 _LONGEST_LINE = 400
+_LONGEST_READ = 1000  # looked through for secrets, so that none that begins in what is shown is cut and not known
 _SECRETS = (
     (re.compile(r"(?i)\b(authorization|cookie)\b.*"), r"\1 [hidden]"),
-    (re.compile(r"(?i)((?:token|passw\w*|secret|api[_-]?key)[\"']?\s*[=:]\s*[\"']?)[^\s\"'&,;]{4,}"), r"\1[hidden]"),
+    (
+        re.compile(r"(?i)((?:token|passw\w*|secret|(?:api|access)[_-]?key)[\"']?\s*[=:]\s*[\"']?)[^\s\"'&,;]{4,}"),
+        r"\1[hidden]",
+    ),
+    (re.compile(r"(://[^/\s:@]*:)[^/\s@]+@"), r"\1[hidden]@"),
     (re.compile(r"(?i)\b(bearer|token)\s+\S{12,}"), r"\1 [hidden]"),
 )
 _CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
@@ -87,19 +92,21 @@ def tail(path: Path, hide: tuple[str, ...] = ()) -> tuple[str, ...]:
     like a secret or is one of `hide`. Empty where there is no log."""
     try:
         with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _LOG_BYTES))
+            start = max(0, file.seek(0, os.SEEK_END) - _LOG_BYTES)
+            file.seek(start)
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ()
+    # The first line may begin within a secret that so is none that can be known.
+    lines = text.splitlines()[1 if start else 0 :]
+    shown = [_without_secrets(_CONTROL.sub("", line)[:_LONGEST_READ], hide).rstrip() for line in lines[-_LOG_LINES:]]
+    return tuple(line[:_LONGEST_LINE] for line in shown if line)
+
+
+def _without_secrets(line: str, hide: tuple[str, ...]) -> str:
     for secret in hide:
         if secret:
-            text = text.replace(secret, "[hidden]")
-    lines = [_CONTROL.sub("", line).rstrip()[:_LONGEST_LINE] for line in text.splitlines()]
-    return tuple(_without_secrets(line) for line in lines[-_LOG_LINES:] if line)
-
-
-def _without_secrets(line: str) -> str:
+            line = line.replace(secret, "[hidden]")
     for pattern, instead in _SECRETS:
         line = pattern.sub(instead, line)
     return line

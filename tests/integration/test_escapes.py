@@ -21,6 +21,23 @@ from gpuspawner.simulation import BIN
 OUT_OF_MEMORY = 2
 GRACE = 1
 
+# Holds memory past the limit for less than GRACE, then less than the limit, for ever.
+_BY_TURNS = f"""
+process = subprocess.Popen([sys.executable, "-c", '''
+import ctypes, time
+cuda = ctypes.CDLL("/run/gpuspawner/driver/libcuda.so.1")
+context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+while True:
+    assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t({20 * GIB})) == 0
+    time.sleep({0.6 * GRACE})
+    assert cuda.cuMemFree_v2(pointer) == 0
+    time.sleep({GRACE})
+'''])
+"""
+
 guarded = pytest.mark.skipif(launch.probe() != "guarded", reason="this machine allows no namespaces")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="sessions have user ids of their own only under root")
 
@@ -180,6 +197,15 @@ def test_a_second_time_there_is_no_grace(mallory: Mallory) -> None:
         assert status == 0
         mallory.is_ended(pid)
     assert len([reason for reason in mallory.excesses() if "was ended" in reason]) == 2
+
+
+@guarded
+def test_coming_back_within_the_limit_for_a_moment_gains_no_new_grace(mallory: Mallory) -> None:
+    """A program that is over the limit for less than the grace each time, again and again."""
+    mallory.program(_BY_TURNS)
+    pid = mallory.program("process.pid")
+    mallory.program(f"started[{pid}] = process")
+    mallory.is_ended(pid)
 
 
 @guarded

@@ -64,7 +64,9 @@ class RunsFolder:
         for name in _names(self.folder):
             if NAME.fullmatch(name) and (run := self._run(name)) is not None:
                 found.append(run)
-        self._read = {name: kept for name, kept in self._read.items() if (self.folder / name).is_dir()}
+        for name in list(self._read):  # a copy: other threads read runs meanwhile
+            if not (self.folder / name).is_dir():
+                self._read.pop(name, None)
         found.sort(key=lambda run: run["updated"] or "", reverse=True)
         return found[:MOST_RUNS]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from typing import TYPE_CHECKING, Any, cast
 
 from jupyter_server.auth.decorator import authorized
@@ -159,7 +158,7 @@ class WatchHandler(GPUHandler):
 def _lease(body: dict[str, Any]) -> tuple[float, str, bool]:
     seconds = body.get("seconds", 30)
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-    if not number or not (math.isfinite(seconds) and (seconds == 0 or 1 <= seconds <= LONGEST_WATCH)):
+    if not number or not (seconds == 0 or 1 <= seconds <= LONGEST_WATCH):  # NaN is neither
         allowed = f"0 or a number from 1 to {LONGEST_WATCH:.0f}"
         raise _invalid("seconds", seconds, allowed)
     viewer = body.get("viewer", "")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +195,29 @@ def test_a_request_never_leaves_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be written"):
         RunsFolder(tmp_path / "runs").request("resnet", "step-1200", "pin")
     assert list(elsewhere.iterdir()) == []
+
+
+def test_several_may_read_while_runs_come_and_go(tmp_path: Path) -> None:
+    """The panel's endpoint and its telemetry read in threads of their own."""
+    folder = RunsFolder(tmp_path)
+    failed: list[BaseException] = []
+    over = threading.Event()
+
+    def read() -> None:
+        try:
+            while not over.is_set():
+                folder.runs()
+        except BaseException as error:
+            failed.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(4)]
+    for reader in readers:
+        reader.start()
+    for turn in range(300):
+        write(tmp_path, f"run-{turn}")
+        if turn >= 20:
+            shutil.rmtree(tmp_path / f"run-{turn - 20}")
+    over.set()
+    for reader in readers:
+        reader.join()
+    assert failed == []

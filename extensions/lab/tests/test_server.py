@@ -137,7 +137,16 @@ def test_bad_bodies_are_the_callers_fault(jupyter: httpx.Client, hub_service: Se
 
 
 @pytest.mark.parametrize(
-    "raw", [b'{"seconds": true}', b'{"seconds": -1}', b'{"seconds": 0.5}', b'{"seconds": 1e999}', b'{"seconds": "5"}']
+    "raw",
+    [
+        b'{"seconds": true}',
+        b'{"seconds": -1}',
+        b'{"seconds": 0.5}',
+        b'{"seconds": 1e999}',
+        b'{"seconds": "5"}',
+        b'{"seconds": ' + b"1" * 4000 + b"}",
+    ],
+    ids=["true", "negative", "half", "infinite", "text", "a number of thousands of digits"],
 )
 def test_bad_watch(jupyter: httpx.Client, raw: bytes) -> None:
     answer = jupyter.post(f"{API}/watch", content=raw)

@@ -41,6 +41,10 @@ def test_the_log_shows_no_secrets_and_no_control_characters(tmp_path: Path) -> N
         "Authorization: Bearer verysecretthing",
         "\x1b[31mred\x1b[0m\x07",
         "the key is hunter2hunter2",
+        "again: hunter2\x1b[0mhunter2",
+        "AWS_SECRET_ACCESS_KEY=abcdefgh12345",
+        "cloning https://me:abcdefgh12345@example.org/it.git",
+        "x" * 392 + "hunter2hunter2",
     ]
     log.write_text("\n".join(lines))
     shown = tail(log, hide=("hunter2hunter2",))
@@ -51,3 +55,10 @@ def test_the_log_shows_no_secrets_and_no_control_characters(tmp_path: Path) -> N
     assert len(shown) == 25
     assert "line 0" not in shown
     assert tail(tmp_path / "missing") == ()
+
+
+def test_of_a_line_of_which_the_begin_is_not_read_nothing_is_shown(tmp_path: Path) -> None:
+    """What stands before a secret says that it is one."""
+    log = tmp_path / "server.log"
+    log.write_text("token=" + "abcdefgh" * 4096 + "\nthe last line\n")
+    assert tail(log) == ("the last line",)
