@@ -21,7 +21,8 @@ from gpuspawner.spawner.words import memory_words, model_words, size_words
 
 #: How firmly a share is held, for somebody who has never heard of it.
 GRADES = {
-    "kernel": "The driver itself holds every share: nobody can use more than theirs.",
+    "kernel": "The driver or the card itself holds the memory of every share: nobody can use more than theirs. "
+    "A program that sets out to may still compute for longer than its share.",
     "guarded": "Programs are held to the memory of their share however they find the driver. "
     "Only one that attacks the limit from inside could get past it.",
     "advisory": "Shares are held for programs that play by the rules. A program that sets out to get around "

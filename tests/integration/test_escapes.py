@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from support.escapes import GIB, Attempts
 from support.machine import CUDA, Machine, machine
 
 from gpuspawner.node.gate import gib
-from gpuspawner.node.limits import launch
+from gpuspawner.node.limits import abi, launch
 from gpuspawner.simulation import BIN
 
 OUT_OF_MEMORY = 2
@@ -137,6 +138,22 @@ def test_a_copy_of_the_driver_is_seen_and_ended(mallory: Mallory) -> None:
     pid, status = mallory.attempts.by_library(mallory.program("os.environ['HOME'] + '/mine.so'"), 20 * GIB)
     assert status == 0
     mallory.is_ended(pid)
+
+
+@guarded
+def test_a_limit_file_of_ones_own_in_a_namespace_within_is_seen_and_ended(mallory: Mallory) -> None:
+    if mallory.program("subprocess.run(['unshare', '-Urm', 'true']).returncode"):
+        pytest.skip("this machine lets sessions make no namespaces")
+    own = Path(mallory.program("os.environ['HOME']")) / "limits"
+    mallory.program(f"os.mkdir({str(own)!r})")
+    limits = abi.read_limits(mallory.machine.state / "node" / "sessions" / mallory.session["id"] / "limit" / "limit")
+    abi.write_limits(own / "limit", [replace(limit, eighths=8, memory_bytes=80 * GIB) for limit in limits])
+    over = f'mount --bind {own} /run/gpuspawner/limits && exec "$0" "$@"'
+    before = ["unshare", "-Urm", "sh", "-c", over]
+    pid, status = mallory.attempts.by_library("libcuda.so.1", 20 * GIB, before=repr(before))
+    assert status == 0
+    mallory.is_ended(pid)
+    assert mallory.program("info()[1]") == mallory.allowed
 
 
 @guarded

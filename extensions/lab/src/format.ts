@@ -159,9 +159,9 @@ export function spokenShare(share: string | null | undefined): string {
 export function gradeMeaning(grade: string | null | undefined): string {
   switch (grade) {
     case 'kernel':
-      return 'kernel: held by the driver or the hardware';
+      return 'kernel: memory held by the driver or the hardware';
     case 'guarded':
-      return 'guarded: held by the driver library of this session';
+      return 'guarded: memory held by the driver library of this session';
     case 'advisory':
       return 'advisory: holds programs that keep to it';
     default:
