@@ -8,9 +8,10 @@ from pathlib import Path
 from gpuspawner.card import Card
 from gpuspawner.fleet.base import CardHealth, CardState, FleetChange, Grade, Grant, Holder, Launch, Notice
 from gpuspawner.fleet.placement import place
-from gpuspawner.node.agent import Agent, Started
+from gpuspawner.node.agent import Agent
 from gpuspawner.node.gate import Policy
 from gpuspawner.node.records import Record
+from gpuspawner.node.starting import Started
 from gpuspawner.share import GPUShare
 
 

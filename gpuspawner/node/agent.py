@@ -7,14 +7,10 @@ persisted before it raises a limit and after it lowers one, so that a crash in b
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
 import logging
 import os
 import shutil
 import subprocess
-import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable
@@ -22,39 +18,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import gpuspawner
 from gpuspawner.card import Card
-from gpuspawner.errors import Conflict, GPUSpawnerError, InUse, NoRoom, NotFound, Unavailable
+from gpuspawner.errors import Conflict, GPUSpawnerError, InUse, NotFound, Unavailable
+from gpuspawner.node import installation
 from gpuspawner.node.accounts import Accounts
 from gpuspawner.node.activity import CardActivity
-from gpuspawner.node.compute import WHOLE, Compute
+from gpuspawner.node.admission import Admission
+from gpuspawner.node.compute import Compute
 from gpuspawner.node.drivers.nvml import DriverError, NVMLDriver
 from gpuspawner.node.gate import Gate, Notice, Policy, gib
 from gpuspawner.node.health import Health
 from gpuspawner.node.health_watch import HealthWatch
-from gpuspawner.node.limits import abi, launch, measure
+from gpuspawner.node.in_force import InForce
+from gpuspawner.node.limits import launch, measure
 from gpuspawner.node.limits.choice import Enforcers
 from gpuspawner.node.limits.enforcer import Resize
 from gpuspawner.node.records import Record, Records
+from gpuspawner.node.restoring import clear, restore
 from gpuspawner.node.sight import Holder, Sight
-from gpuspawner.share import EIGHTHS_PER_CARD, GPUShare, eighths_text
+from gpuspawner.node.starting import Started, Starter, driver_files
+from gpuspawner.share import GPUShare, eighths_text
 
 log = logging.getLogger(__name__)
 
 #: A session that never started a process gives its eighths back after this many seconds.
 START_TIMEOUT = 300.0
-
-
-@dataclass(frozen=True)
-class Started:
-    """How to start a session's first process: `argv_prefix` goes before its command. `record`: what is in force."""
-
-    record: Record
-    argv_prefix: list[str]
-    env: dict[str, str]
-    grade: launch.Grade
-    home: Path
-    uid: int | None
 
 
 @dataclass(frozen=True)
@@ -83,7 +71,7 @@ class Agent:
         self._folder = state / "node"
         self._sessions = self._folder / "sessions"
         self._sessions.mkdir(mode=0o711, parents=True, exist_ok=True)
-        self._owner = _own(self._folder / "lock")
+        self._owner = installation.own(self._folder / "lock")
         self._driver = driver or NVMLDriver()
         self._health = HealthWatch(self._driver)
         self._start_timeout = start_timeout
@@ -94,14 +82,24 @@ class Agent:
         self._waiting: dict[str, float] = {}
         self._ending: set[str] = set()
         self._own_uids = os.geteuid() == 0 and launch.probe() == "guarded"
-        self._accounts = Accounts(self._records.database, state / "users", own_uids=self._own_uids)
         self._cards = {card.uuid: card for card in self._driver.cards()}
         self._activity = CardActivity(self._driver)
-        self._files = self._driver_files()
-        self._enforcers = Enforcers(
-            self.cards(), self._driver, self._sessions, _short_name(state), guarded=self._guards_sessions()
+        files = driver_files(self._driver)
+        name = installation.short_name(state)
+        self._enforcers = Enforcers(self.cards(), self._driver, self._sessions, name, guarded=self._guards_sessions())
+        self._admission = Admission(self._cards, self._records, self._health, self._enforcers)
+        context_bytes = self._measure_contexts(files)
+        self._compute = Compute(self._driver, self._records, self._lock, self._folder_of)
+        self._in_force = InForce(
+            self._cards,
+            self._enforcers,
+            context_bytes,
+            folder_of=self._folder_of,
+            frozen=lambda session: self._gate.frozen(session),
+            part_of=self._compute.part_of,
         )
-        self._context_bytes = self._measure_contexts()
+        accounts = Accounts(self._records.database, state / "users", own_uids=self._own_uids)
+        self._starter = Starter(state, accounts, files, self._enforcers, self._in_force, self._folder_of)
         self._sight = Sight(self._driver, self._folder_of)
         self._gate = Gate(
             self._sight,
@@ -109,18 +107,24 @@ class Agent:
             self._lock,
             policy or Policy(),
             folder_of=self._folder_of,
-            allowed=self._allowed,
-            context_bytes=lambda card: self._context_bytes.get(card, 0),
-            freeze=lambda record: self._apply(record, record.eighths),
+            allowed=self._in_force.allowed,
+            context_bytes=lambda card: context_bytes.get(card, 0),
+            freeze=lambda record: self._in_force.apply(record, record.eighths),
             clock=clock,
         )
-        self._compute = Compute(self._driver, self._records, self._lock, self._folder_of)
-        self._restore()
+        with self._lock:
+            restore(self._sessions, self._records, self._in_force)
+            self._compute.settle(self._cards)
+            clear(self._sessions, self._records, self._enforcers, self._cards)
 
     def close(self) -> None:
         """Let another process own the state folder."""
         self._compute.close()
         with self._lock:
+            for record in self._records.all():
+                if record.state == "held" and not self.alive(record.session):
+                    with contextlib.suppress(GPUSpawnerError):
+                        self._enforcers.release(record.session, record.cards)
             self._records.close()
             self._enforcers.close()
             os.close(self._owner)
@@ -129,6 +133,17 @@ class Agent:
     def grade(self) -> launch.Grade:
         """How strongly this machine can hold a session to its share."""
         return launch.probe()
+
+    def _measure_contexts(self, files: launch.DriverFiles) -> dict[str, int]:
+        """What a context takes on each card: measured now, or where that fails (a full card) as it was before."""
+        known = self._records.context_bytes()
+        try:
+            measured = measure.context_bytes(files)
+        except (OSError, subprocess.SubprocessError) as error:
+            log.warning("What a context takes could not be measured: %s", error)
+            return known
+        self._records.keep_context_bytes(measured)
+        return known | measured
 
     def _guards_sessions(self) -> bool:
         """Whether sessions get namespaces, and none is run by root."""
@@ -158,8 +173,7 @@ class Agent:
     def free(self, without: str | None = None) -> dict[str, int]:
         """Eighths free on each card, by uuid, as if session `without` had none."""
         with self._lock:
-            taken = self._records.in_force(without)
-        return {uuid: EIGHTHS_PER_CARD - taken[uuid] for uuid in self._cards}
+            return self._admission.free(without)
 
     def health(self, uuid: str) -> Health:
         """How a card is, read at most a moment ago."""
@@ -180,14 +194,14 @@ class Agent:
         with self._lock:
             if self._records.get(session) is not None:
                 raise Conflict(f"There is a session {session} already.")
-            self._check_health(cards)
-            self._check_room(session, cards, eighths)
+            self._admission.check_health(cards)
+            self._admission.check_room(session, cards, eighths)
             record = Record(session, user, cards, eighths, "live", False, time.time(), burst=burst)
             self._records.put(record)
             try:
-                self._apply(record, eighths)
+                self._in_force.apply(record, eighths)
                 self._compute.settle(cards)
-                return self._launch(record)
+                return self._starter.start(record)
             except Exception:
                 with contextlib.suppress(GPUSpawnerError):
                     self._enforcers.release(session, cards)
@@ -199,7 +213,7 @@ class Agent:
     def launch_of(self, session: str) -> Started:
         """How to start the first process of a session that has a share. Raises NotFound when it has none any more."""
         with self._lock:
-            return self._launch(self._live(session))
+            return self._starter.start(self._live(session))
 
     def resize(self, session: str, eighths: int, *, forced: bool = False) -> None:
         """Change what a live session has of its card, in the running processes.
@@ -214,13 +228,13 @@ class Agent:
                 raise Conflict("A session with several cards holds them whole; it cannot be resized while it runs.")
             if eighths == record.eighths:
                 return
-            self._check_live_resize(record.cards[0])
+            self._admission.check_live_resize(record.cards[0])
             if eighths > record.eighths:
-                self._check_health(record.cards)
-                self._check_room(session, record.cards, eighths)
+                self._admission.check_health(record.cards)
+                self._admission.check_room(session, record.cards, eighths)
                 self._records.change(session, eighths=eighths)
                 try:
-                    self._apply(record, eighths)
+                    self._in_force.apply(record, eighths)
                 except Exception:
                     self._records.change(session, eighths=record.eighths)
                     raise
@@ -233,7 +247,7 @@ class Agent:
         with self._lock:
             record = self._live(session)
             if burst != record.burst:
-                self._apply(self._records.change(session, burst=burst), record.eighths)
+                self._in_force.apply(self._records.change(session, burst=burst), record.eighths)
                 self._compute.settle(record.cards)
 
     def end(self, session: str, reason: str) -> bool:
@@ -245,12 +259,12 @@ class Agent:
                 return True
             if record.state == "live":
                 log.info("session %s ends: %s", session, reason)
-                self._apply(record, 0)
+                self._in_force.apply(record, 0)
                 self._sight.used(record)
                 try:
                     self._records.change(session, state="held", pids=self._sight.remembered(session))
                 except Exception:
-                    self._apply(record, record.eighths)  # it goes on, and may be ended when that can be written
+                    self._in_force.apply(record, record.eighths)  # it goes on, and may be ended later
                     raise
                 self._sight.forget(session)
                 self._compute.settle(record.cards)
@@ -365,57 +379,14 @@ class Agent:
             raise NotFound(f"Session {session} has no share on this machine.")
         return record
 
-    def _check_room(self, session: str, cards: tuple[str, ...], eighths: int) -> None:
-        free = self.free(without=session)
-        for uuid in cards:
-            if uuid not in free:
-                raise NotFound(f"There is no card {uuid} on this machine.", field="card", given=uuid)
-            enforcer = self._enforcers.of(uuid)
-            if not enforcer.allows(eighths):
-                raise NoRoom("This card is only given out whole.", field="share", given=eighths_text(eighths))
-            if len(cards) > 1 and enforcer.name == "mig":
-                raise NoRoom("A card that is cut into slices (MIG) cannot be joined with others.", field="share")
-            if eighths > free[uuid]:
-                others = "beside this session " if self._records.get(session) else ""
-                raise NoRoom(
-                    f"Only {eighths_text(free[uuid])} of the card is free {others}now, "
-                    f"so {eighths_text(eighths)} does not fit.".replace("Only nothing", "Nothing"),
-                    free_eighths=free[uuid],
-                )
-
-    def _check_health(self, cards: tuple[str, ...]) -> None:
-        """A failed card gives out no eighths any more; those that are held on it stay."""
-        known = [uuid for uuid in cards if uuid in self._cards]
-        self._health.look(known, fresh=True)
-        for uuid in known:
-            health = self._health.of(uuid)
-            if not health.usable:
-                raise Conflict(
-                    f"The card is out of service: {health.reason} Choose another one.",
-                    code="card_failed",
-                    field="card",
-                    given=uuid,
-                )
-
-    def _check_live_resize(self, uuid: str) -> None:
-        resize = self.resize_of(uuid)
-        if resize == "restart":
-            raise Conflict(
-                "This session holds a slice that the card itself was cut into (MIG); a slice cannot change while it is "
-                "in use. Save your work, stop the server, and start it with the share that you want.",
-                code="resize_needs_restart",
-            )
-        if resize == "none":
-            raise Conflict("This card is given out whole; its sessions cannot be resized.", code="not_resizable")
-
     def _shrink(self, record: Record, eighths: int, forced: bool) -> None:
         allowed = GPUShare(eighths).memory_bytes(self._cards[record.cards[0]].memory_bytes)
         try:
-            self._apply(record, eighths, insist=not forced)
+            self._in_force.apply(record, eighths, insist=not forced)
             used = self._sight.used(record)
             if forced:
                 # Not known is as bad as all that it might have used.
-                before = self._allowed(record, record.cards[0])
+                before = self._in_force.allowed(record, record.cards[0])
                 self._gate.excuse(record, record.cards[0], before if used is None else min(used, before))
                 self._records.change(record.session, eighths=eighths)
                 return
@@ -431,99 +402,8 @@ class Agent:
                 )
             self._records.change(record.session, eighths=eighths)
         except Exception:
-            self._apply(record, record.eighths)
+            self._in_force.apply(record, record.eighths)
             raise
-
-    def _allowed(self, record: Record, uuid: str) -> int:
-        """Bytes that a live session may use of a card."""
-        return GPUShare(record.eighths).memory_bytes(self._cards[uuid].memory_bytes)
-
-    def _apply(self, record: Record, eighths: int, *, insist: bool = True) -> None:
-        """Put a share in force. `insist`: whether a driver that does not take the limit is an error."""
-        limits = []
-        for uuid in record.cards:
-            card = self._cards.get(uuid)
-            if card is None:
-                continue
-            enforcer = self._enforcers.of(uuid)
-            place = enforcer.take(record.session, eighths or record.eighths)
-            allowed = place.memory_bytes if eighths else 0
-            try:
-                enforcer.limit(record.session, allowed)
-            except GPUSpawnerError as error:
-                if eighths and insist:
-                    raise
-                log.warning("session %s: %s", record.session, error)
-            compute, turn = self._compute.part_of(record.session, uuid, eighths)
-            if eighths and place.visible_uuid != uuid:  # a slice of the card is its holder's alone
-                compute, turn = WHOLE, 0
-            limits.append(
-                abi.CardLimit(
-                    uuid=place.visible_uuid,
-                    eighths=eighths,
-                    memory_bytes=allowed,
-                    context_bytes=self._context_bytes.get(uuid, 0),
-                    burst=record.burst,
-                    frozen=self._gate.frozen(record.session),
-                    compute=compute,
-                    compute_from=turn,
-                )
-            )
-        folder = self._folder_of(record.session)
-        for part in (folder, folder / "limit"):
-            part.mkdir(mode=0o755, exist_ok=True)
-        abi.write_limits(folder / "limit" / "limit", limits)
-
-    def _launch(self, record: Record) -> Started:
-        account = self._accounts.of(record.user)
-        plan = launch.SessionPlan(
-            session_dir=self._folder_of(record.session),
-            home=account.home,
-            uid=account.uid,
-            gid=account.uid,
-            user_name=account.name,
-            driver=self._files,
-            expose=_program_folders(),
-            hide=[self._state, *self._enforcers.hidden(record.session, record.cards)],
-            cgroup=self._enforcers.cgroup(record.session, record.cards),
-        )
-        try:
-            prepared = launch.prepare(plan)
-        except launch.LaunchError as error:
-            raise Unavailable(f"The session cannot be started on this machine: {error}.", code="launch") from error
-        env = {
-            **prepared.env,
-            "CUDA_VISIBLE_DEVICES": ",".join(self._visible(record)),  # empty hides all, where it has none
-            "GPUSPAWNER_SESSION": record.session,
-        }
-        return Started(record, prepared.argv_prefix, env, prepared.grade, account.home, account.uid)
-
-    def _visible(self, record: Record) -> list[str]:
-        """The uuids by which the session's programs find its cards, or its slices of them."""
-        known = [uuid for uuid in record.cards if uuid in self._cards]
-        return [self._enforcers.of(uuid).take(record.session, record.eighths).visible_uuid for uuid in known]
-
-    def _measure_contexts(self) -> dict[str, int]:
-        """What a context takes on each card: measured now, or where that fails (a full card) as it was before."""
-        known = self._records.context_bytes()
-        try:
-            measured = measure.context_bytes(self._files)
-        except (OSError, subprocess.SubprocessError) as error:
-            log.warning("What a context takes could not be measured: %s", error)
-            return known
-        self._records.keep_context_bytes(measured)
-        return known | measured
-
-    def _driver_files(self) -> launch.DriverFiles:
-        if self._driver.cuda_library is None or self._driver.nvml_library is None:
-            raise DriverError("The card driver's libraries (libcuda.so.1, libnvidia-ml.so.1) were not found.")
-        simulated_socket = os.environ.get("GPUSPAWNER_SIM_SOCKET")
-        return launch.DriverFiles(
-            cuda=self._driver.cuda_library,
-            nvml=self._driver.nvml_library,
-            extra=[Path(simulated_socket)] if simulated_socket else [],
-            env={"GPUSPAWNER_SIM_SOCKET": simulated_socket} if simulated_socket else {},
-        )
 
     def _free_if_gone(self, session: str) -> bool:
         record = self._records.get(session)
@@ -542,62 +422,5 @@ class Agent:
             shutil.rmtree(self._folder_of(session), ignore_errors=True)
         return True
 
-    def _restore(self) -> None:
-        """After a restart every limit is written again: what is in force, or nothing for ended sessions."""
-        with self._lock:
-            for folder in self._sessions.iterdir():
-                if self._records.get(folder.name) is None and launch.session_alive(folder):
-                    self._adopt(folder)
-            for record in self._records.all():
-                if self._folder_of(record.session).is_dir():
-                    try:
-                        self._apply(record, record.eighths if record.state == "live" else 0)
-                    except GPUSpawnerError as error:
-                        log.warning("the limit of session %s could not be written again: %s", record.session, error)
-            self._compute.settle(self._cards)
-            known = {record.session for record in self._records.all()}
-            for folder in self._sessions.iterdir():
-                if folder.name not in known and not launch.session_alive(folder):
-                    with contextlib.suppress(GPUSpawnerError):
-                        self._enforcers.release(folder.name, self._cards)
-                    shutil.rmtree(folder, ignore_errors=True)
-
-    def _adopt(self, folder: Path) -> None:
-        """Take a session that runs and of which there is no record (the records were lost) by its limit file."""
-        try:
-            limits: list[abi.CardLimit] | None = abi.read_limits(launch.limit_path(folder))
-        except (OSError, abi.LimitFileError) as error:
-            log.warning("session %s runs without record and limit, and is ended: %s", folder.name, error)
-            limits = None
-        eighths = max((limit.eighths for limit in limits or []), default=0)
-        cards = tuple(limit.uuid for limit in limits or [])
-        log.warning("session %s runs, and no record of it was found: it holds %s/8 now", folder.name, eighths)
-        state: Literal["live", "held"] = "live" if eighths or limits == [] else "held"  # [] was started without a card
-        burst = any(limit.burst for limit in limits or [])
-        held = eighths or min(len(cards), 1)
-        self._records.put(Record(folder.name, "", cards, held, state, True, time.time(), burst=burst))
-
     def _folder_of(self, session: str) -> Path:
         return self._sessions / session
-
-
-def _short_name(state: Path) -> str:
-    """A name for an installation that tells it from others on the machine."""
-    return hashlib.sha256(os.fsencode(state.resolve())).hexdigest()[:12]
-
-
-def _own(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise Unavailable(f"Another agent is running on {path.parent}.") from None
-    return descriptor
-
-
-def _program_folders() -> list[Path]:
-    """What a session must be able to read for its server and kernels to start."""
-    folders = {Path(sys.prefix), Path(sys.base_prefix), Path(gpuspawner.__file__).parent}
-    folders.update(Path(path) for path in sysconfig.get_paths().values() if Path(path).is_dir())
-    return sorted(folder.resolve() for folder in folders)

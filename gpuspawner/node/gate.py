@@ -152,8 +152,10 @@ class Gate:
                 self._tell_strangers(card, holders)
                 for session, record in before.items():
                     own = [holder for holder in holders if holder.session == session]
-                    if session not in now or now[session].state != record.state or card not in record.cards:
+                    if session not in now or now[session].state != record.state:
                         continue  # it has ended meanwhile
+                    if not own and card not in record.cards:
+                        continue
                     if record.state == "held":
                         verdicts += self._clear(record, own)
                     else:

@@ -150,10 +150,8 @@ def _router(
             raise NotAllowed("Your token lacks the scope custom:gpuspawner:resize for this session.")
         if "share" not in body.model_fields_set and body.burst is None:
             raise InvalidInput("share: missing.", field="share", given=None, allowed="a share, burst, or both")
-        if "share" in body.model_fields_set:
-            sessions.resize(row.id, _share(body.share), actor=caller.name)
-        if body.burst is not None:
-            sessions.set_burst(row.id, body.burst)
+        share = _share(body.share) if "share" in body.model_fields_set else None
+        sessions.change(row.id, share, body.burst, actor=caller.name)
         applied = (time.perf_counter() - request.scope["gpuspawner.arrived"]) * 1000
         return schemas.Resized(session=shown(row), applied_ms=round(applied, 3))
 

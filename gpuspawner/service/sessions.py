@@ -71,6 +71,21 @@ class SessionService:
                 raise
             return row, launch, True
 
+    def change(self, session: str, share: GPUShare | None, burst: bool | None, actor: str) -> None:
+        """Change a running session's share, or its burst, or both or nothing. Raises as `resize` does."""
+        before = self.store.session(session)
+        if burst is not None:
+            self.set_burst(session, burst)
+        if share is None:
+            return
+        try:
+            self.resize(session, share, actor)
+        except Exception:
+            if burst is not None and before is not None and before.burst != burst:
+                with contextlib.suppress(GPUSpawnerError):  # it has ended
+                    self.set_burst(session, before.burst)
+            raise
+
     def resize(self, session: str, share: GPUShare, actor: str, reason: str | None = None) -> None:
         """Change a running session's share of its card, in its running processes; `reason` is for the ledger.
 
@@ -109,7 +124,12 @@ class SessionService:
             if row is None or row.state not in LIVE:
                 raise NotFound("This session has ended.")
             self.fleet.set_burst(session, burst)
-            self.store.set_burst(session, burst)
+            try:
+                self.store.set_burst(session, burst)
+            except Exception:
+                with contextlib.suppress(GPUSpawnerError):
+                    self.fleet.set_burst(session, row.burst)
+                raise
 
     def end(self, session: str, actor: str, reason: str) -> None:
         """End a session: its processes, its share, its charge."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from gpuspawner.errors import GPUSpawnerError
-from gpuspawner.node import cards, gate
+from gpuspawner.node import cards, gate, leftovers
 from gpuspawner.node.limits import launch
 from gpuspawner.processes import start_time
 from gpuspawner.state import Settings
@@ -126,6 +126,7 @@ async def _stop(settings: Settings) -> int:
     await asyncio.gather(*(asyncio.to_thread(launch.end_session, folder, _END_SESSION_WITHIN) for folder in running))
     remaining = live_sessions(settings)
     ended += await end_leftovers(settings, simulation=not remaining)
+    await asyncio.to_thread(leftovers.remove_cgroups, settings.state)
     if running:
         count = len(running) - len(remaining)
         _say(f"Ended {count} server{'' if count == 1 else 's'}.")

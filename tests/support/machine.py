@@ -9,14 +9,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from gpuspawner.node.agent import _short_name
-from gpuspawner.node.limits import cgroups
+from gpuspawner.node.leftovers import remove_cgroups
 from gpuspawner.node.limits import launch as session_launch
 from gpuspawner.simulation import SimulatedCards
 
@@ -204,18 +203,8 @@ class Machine:
         for folder in sessions.iterdir() if sessions.is_dir() else ():
             session_launch.end_session(folder, timeout=10)
         self.cards.__exit__(None, None, None)
-        _remove_cgroups(self.state)
+        remove_cgroups(self.state)
         self._folder.cleanup()
-
-
-def _remove_cgroups(state: Path) -> None:
-    """Remove what sessions that outlived the service have left; the next service on this state folder would do so."""
-    below = cgroups.root()
-    folder = below / cgroups.FOLDER / _short_name(state) if below else None
-    if folder is not None and folder.is_dir():
-        for left in [*(path for path in folder.iterdir() if path.is_dir()), folder]:
-            with suppress(OSError):
-                left.rmdir()
 
 
 @contextmanager

@@ -41,6 +41,10 @@ class SessionCgroups:
         path = self._folder / session
         return path if path.is_dir() else None
 
+    def paths(self) -> list[Path]:
+        """Every session's cgroup that is there."""
+        return sorted(path for path in self._folder.iterdir() if path.is_dir()) if self._folder.is_dir() else []
+
     def remove(self, session: str) -> bool:
         """Remove the cgroup of a session without processes; False while there are some."""
         try:
@@ -63,6 +67,14 @@ def _enable_controller(folder: Path) -> None:
     with contextlib.suppress(OSError):
         if CONTROLLER in (folder / "cgroup.controllers").read_text().split():
             (folder / "cgroup.subtree_control").write_text(f"+{CONTROLLER}")
+
+
+def in_use(path: Path) -> bool:
+    """Whether a cgroup has processes, itself or below it."""
+    try:
+        return "populated 1" in (path / "cgroup.events").read_text()
+    except FileNotFoundError:
+        return False
 
 
 def may_make(below: Path) -> bool:
