@@ -17,6 +17,7 @@ from gpuspawner.node.in_force import InForce
 from gpuspawner.node.limits import launch
 from gpuspawner.node.limits.choice import Enforcers
 from gpuspawner.node.records import Record
+from gpuspawner.simulation.control import control_socket
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Starter:
             user_name=account.name,
             driver=self._files,
             expose=_program_folders(),
-            hide=[self._state, *self._enforcers.hidden(record.session, record.cards)],
+            hide=[self._state, *self._files.hidden, *self._enforcers.hidden(record.session, record.cards)],
             cgroup=self._enforcers.cgroup(record.session, record.cards),
         )
         try:
@@ -86,6 +87,7 @@ def driver_files(driver: NVMLDriver) -> launch.DriverFiles:
         nvml=driver.nvml_library,
         extra=[Path(simulated_socket)] if simulated_socket else [],
         env={"GPUSPAWNER_SIM_SOCKET": simulated_socket} if simulated_socket else {},
+        hidden=[control_socket(simulated_socket)] if simulated_socket else [],
     )
 
 

@@ -1,6 +1,7 @@
 """The control commands of a daemon: script faults and readings, read its state.
 
-Only root and the daemon's own user may use them; the daemon asks the kernel who is calling.
+They have a socket of their own beside that of the cards, open to root and the daemon's own user only. Sessions never
+see it. The daemon also asks the kernel who is calling.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ _REQUEST = struct.Struct("=4I2Q")
 _REPLY = struct.Struct("=IiQ")
 _LONGEST_COMMAND = 4096
 _LONGEST_REPLY = 1 << 17
+
+#: The control socket's name is that of the cards' socket and this.
+SUFFIX = ".control"
 
 #: Metrics that can be made unsupported; the names of the readings to `set` come from the daemon's own message.
 METRICS = (
@@ -37,6 +41,11 @@ METRICS = (
 )
 
 
+def control_socket(path: str | Path) -> Path:
+    """Where the daemon whose cards' socket is at `path` takes control commands."""
+    return Path(f"{path}{SUFFIX}")
+
+
 class ControlError(RuntimeError):
     """The daemon refused a command; the message names the field, what was given and what is allowed."""
 
@@ -45,11 +54,14 @@ class Control:
     """A connection for control commands. Use as a context manager, or `close()` it."""
 
     def __init__(self, path: str | Path, timeout: float = 10.0) -> None:
-        """Connect to the daemon's socket at `path`; `timeout` is in seconds, for every call. Raises OSError."""
+        """Connect to the daemon whose cards' socket is at `path`; `timeout` is in seconds, for every call.
+
+        Raises OSError.
+        """
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         self._socket.settimeout(timeout)
         try:
-            self._socket.connect(str(path))
+            self._socket.connect(str(control_socket(path)))
         except OSError:
             self._socket.close()
             raise

@@ -13,6 +13,7 @@ import gpuspawner
 from gpuspawner.errors import Unavailable
 from gpuspawner.idle import IdleTimes
 from gpuspawner.node.cards import CardsPlan
+from gpuspawner.simulation.control import control_socket
 from gpuspawner.state import Settings
 
 ROOT = Path(gpuspawner.__file__).resolve().parent.parent
@@ -65,7 +66,7 @@ def simulation(settings: Settings, plan: CardsPlan, env: dict[str, str]) -> Part
     if not daemon.is_file():
         raise Unavailable("The simulated cards are not built: run `make -C gpuspawner/simulation`.")
     socket = simulation_socket(settings)
-    if len(os.fsencode(socket)) > _LONGEST_SOCKET_PATH:
+    if len(os.fsencode(control_socket(socket))) > _LONGEST_SOCKET_PATH:
         raise Unavailable(f"The path {socket} is too long for a socket: choose a shorter GPUSPAWNER_STATE.")
     argv = [str(daemon), "--socket", str(socket), "--cards", plan.simulated_spec or ""]
     if plan.timed:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from gpuspawner.node.installation import short_name
+from gpuspawner.node.leftovers import remove_cgroups
 from gpuspawner.node.limits import launch
 from tests.support import cgroups
 from tests.support.common import until
@@ -125,64 +127,88 @@ def test_slices_that_do_not_fit_are_refused_in_words(cut_card: Machine) -> None:
     assert offers(cut_card)["1"]["free_places"] == 1
 
 
+@pytest.fixture(scope="module")
+def by_driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A machine whose driver holds sessions to their limits itself."""
+    with machine(tmp_path_factory.mktemp("d") / "state", "1*h100-80gb", env={"GPUSPAWNER_ENFORCERS": "driver"}) as made:
+        yield made
+
+
 @needs_cgroups
-def test_the_drivers_own_limit_holds_whoever_goes_past_the_shim(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GPUSPAWNER_ENFORCERS", "driver")
-    with machine(tmp_path / "state", "1*h100-80gb") as running:
-        session, program = running.start("ann", "1/4")
-        assert session["grade"] == "kernel"
-        assert session["resize"] == "live"
-        program(DRIVER)
-        program(PAST_THE_SHIM)
-        assert program("codes") == [0, 0, 0]
-        quarter = H100 // 4
-        assert program(f"past({quarter})") == 2
-        assert program(f"past({quarter - GIB})") == 0
-        grow = running.api.patch(f"/sessions/{session['id']}", json={"share": "1/2"})
-        assert grow.status_code == 200, grow.text
-        assert program(f"past({quarter})") == 0
+def test_the_drivers_own_limit_holds_whoever_goes_past_the_shim(by_driver: Machine) -> None:
+    running = by_driver
+    session, program = running.start("ann", "1/4")
+    assert session["grade"] == "kernel"
+    assert session["resize"] == "live"
+    program(DRIVER)
+    program(PAST_THE_SHIM)
+    assert program("codes") == [0, 0, 0]
+    quarter = H100 // 4
+    assert program(f"past({quarter})") == 2
+    assert program(f"past({quarter - GIB})") == 0
+    grow = running.api.patch(f"/sessions/{session['id']}", json={"share": "1/2"})
+    assert grow.status_code == 200, grow.text
+    assert program(f"past({quarter})") == 0
+    shrink = running.api.patch(f"/sessions/{session['id']}", json={"share": "1/4"})
+    assert shrink.status_code == 409
+    assert shrink.json()["error"]["need_to_free_bytes"] > 0
+    assert program("past(512 << 20)") == 0, "the limit was put back"
+    folder = next(Path(str(cgroups.root())).glob(f"gpuspawner/*/{session['id']}"))
+    program.kill()
+    end(running, session)
+    until(lambda: not folder.exists(), what="the cgroup to be removed")
+
+
+@needs_cgroups
+def test_a_driver_that_keeps_the_old_limit_is_noticed(by_driver: Machine) -> None:
+    running = by_driver
+    for answer in ("ignore", "refuse"):
+        running.cards.control(f"limits-below-usage {answer}")
+        session, program = running.start(f"ann-{answer}", "1/2")
+        assert program("allocate(30 << 30)") == "CUDA_SUCCESS"
         shrink = running.api.patch(f"/sessions/{session['id']}", json={"share": "1/4"})
-        assert shrink.status_code == 409
-        assert shrink.json()["error"]["need_to_free_bytes"] > 0
-        assert program("past(512 << 20)") == 0, "the limit was put back"
-        folder = next(Path(str(cgroups.root())).glob(f"gpuspawner/*/{session['id']}"))
+        assert shrink.status_code == 409, shrink.text
+        assert shrink.json()["error"]["code"] == "in_use"
+        assert program("allocate(1 << 30)") == "CUDA_SUCCESS"
+        program("free_all()")
+        shrink = running.api.patch(f"/sessions/{session['id']}", json={"share": "1/4"})
+        assert shrink.status_code == 200, shrink.text
         program.kill()
         end(running, session)
-        until(lambda: not folder.exists(), what="the cgroup to be removed")
-
-
-@needs_cgroups
-def test_a_driver_that_keeps_the_old_limit_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUSPAWNER_ENFORCERS", "driver")
-    with machine(tmp_path / "state", "1*h100-80gb") as running:
-        for answer in ("ignore", "refuse"):
-            running.cards.control(f"limits-below-usage {answer}")
-            session, program = running.start(f"ann-{answer}", "1/2")
-            assert program("allocate(30 << 30)") == "CUDA_SUCCESS"
-            shrink = running.api.patch(f"/sessions/{session['id']}", json={"share": "1/4"})
-            assert shrink.status_code == 409, shrink.text
-            assert shrink.json()["error"]["code"] == "in_use"
-            assert program("allocate(1 << 30)") == "CUDA_SUCCESS"
-            program("free_all()")
-            shrink = running.api.patch(f"/sessions/{session['id']}", json={"share": "1/4"})
-            assert shrink.status_code == 200, shrink.text
-            program.kill()
-            end(running, session)
 
 
 def test_a_setting_that_no_card_can_follow_is_refused_by_name(cut_card: Machine, tmp_path: Path) -> None:
-    for given, says in (("shim", "in MIG mode"), ("mgi", "'mgi' is not allowed"), ("shim,shim", "twice")):
-        env = cut_card.env() | {
-            "GPUSPAWNER_STATE": str(tmp_path / "state"),
-            "GPUSPAWNER_PORT": str(cut_card.port),
-            "GPUSPAWNER_ENFORCERS": given,
-        }
-        (tmp_path / "state" / "secrets").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "state" / "secrets" / "service_token").write_text("t" * 64)
-        argv = [sys.executable, "-m", "gpuspawner.service"]
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=90, check=False)
-        assert done.returncode == 1
-        assert "GPUSPAWNER_ENFORCERS" in done.stderr
-        assert says in done.stderr
+    env = cut_card.env() | {
+        "GPUSPAWNER_STATE": str(tmp_path / "state"),
+        "GPUSPAWNER_PORT": str(cut_card.port),
+        "GPUSPAWNER_ENFORCERS": "shim",
+    }
+    (tmp_path / "state" / "secrets").mkdir(parents=True)
+    (tmp_path / "state" / "secrets" / "service_token").write_text("t" * 64)
+    argv = [sys.executable, "-m", "gpuspawner.service"]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 1
+    assert "GPUSPAWNER_ENFORCERS" in done.stderr
+    assert "in MIG mode" in done.stderr
+
+
+@needs_cgroups
+@pytest.mark.parametrize("how", ["ended", "killed"])
+def test_no_cgroup_is_left_of_an_installation_that_has_ended(tmp_path: Path, how: str) -> None:
+    """By the service where it ends without sessions; by what `gpuspawner stop` does, where it was killed before."""
+    with machine(tmp_path / "state", "1*h100-80gb", env={"GPUSPAWNER_ENFORCERS": "driver"}) as made:
+        folder = Path(str(cgroups.root())) / "gpuspawner" / short_name(made.state)
+        session, program = made.start("ann", "1/8")
+        assert [path.name for path in folder.iterdir() if path.is_dir()] == [session["id"]]
+        if how == "killed":
+            made.kill_service()
+            assert remove_cgroups(made.state) == [folder / session["id"]], "it has processes"
+            program.kill()
+            until(lambda: not remove_cgroups(made.state), what="its processes to go")
+        else:
+            program.kill()
+            end(made, session)
+            assert made.service is not None
+            made.service.terminate()
+            made.service.wait(30)
+        assert not folder.exists()

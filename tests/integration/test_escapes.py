@@ -164,6 +164,35 @@ def test_a_static_program_is_seen_and_ended(mallory: Mallory) -> None:
 
 
 @guarded
+def test_a_card_that_the_session_does_not_hold_is_seen_and_the_process_ended(mallory: Mallory) -> None:
+    other = 1 - mallory.session["cards"][0]["index"]
+    pid, status = mallory.attempts.by_socket(4 * GIB, card=other)
+    assert status == 0
+    until(lambda: mallory.attempts.ended(pid), 20, "the end of the process")
+    assert "and may use 0.00 GiB" in mallory.excesses()[0]
+    assert mallory.program("1 + 1") == 2
+
+
+@guarded
+def test_a_session_neither_finds_nor_may_use_the_simulated_cards_control_socket(mallory: Mallory) -> None:
+    mallory.program("import socket, struct")
+    mallory.program(
+        "def command(path):\n"
+        "    raw = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
+        "    try: raw.connect(path)\n"
+        "    except OSError as error: return type(error).__name__\n"
+        "    raw.send(struct.pack('=4I2Q', 0x4D495347, 8, 0, 0, 0, 0) + b'lose 0')\n"
+        "    return raw.recv(1000)[16:].decode()"
+    )
+    inside = mallory.program("os.environ['GPUSPAWNER_SIM_SOCKET']")
+    assert "control is for root" in mallory.program(f"command({inside!r})")
+    for path in (inside, str(mallory.machine.cards.socket)):
+        said = mallory.program(f"command({path + '.control'!r})")
+        assert said in ("FileNotFoundError", "PermissionError", "ConnectionRefusedError"), said
+    assert mallory.program("allocate(1 << 20)") == "CUDA_SUCCESS"
+
+
+@guarded
 @as_root
 def test_where_the_driver_holds_the_limit_itself_the_same_ways_are_held(tmp_path: Path) -> None:
     with machine(tmp_path, env={"GPUSPAWNER_ENFORCERS": "auto"}) as kernel:

@@ -70,9 +70,9 @@ class Attempts:
         argv = f"{before} + [sys.executable, {self.tools['take']!r}, {library!r}, {str(size)!r}]"
         return self._take(f"take({argv}, env={env})")
 
-    def by_socket(self, size: int, before: str = "[]") -> tuple[int, int]:
+    def by_socket(self, size: int, before: str = "[]", card: int = 0) -> tuple[int, int]:
         """Take `size` bytes by a static program at the simulated driver's socket."""
-        argv = f"{before} + [{self.tools['static']!r}, os.environ['GPUSPAWNER_SIM_SOCKET'], '0', {str(size)!r}]"
+        argv = f"{before} + [{self.tools['static']!r}, os.environ['GPUSPAWNER_SIM_SOCKET'], '{card}', {str(size)!r}]"
         return self._take(f"take({argv})")
 
     def ended(self, pid: int) -> bool:

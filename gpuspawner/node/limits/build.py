@@ -27,14 +27,15 @@ class NotBuiltError(RuntimeError):
 class DriverFiles:
     """The driver of a node: its two libraries, and what else its clients need (sockets, devices).
 
-    `env`: variables that programs need to find it. Where a value is the path of one of `extra`, the session gets the
-    place at which that lies inside the session.
+    `hidden`: files beside them that no session may see. `env`: variables that programs need to find it. Where a value
+    is the path of one of `extra`, the session gets the place at which that lies inside the session.
     """
 
     cuda: Path
     nvml: Path
     extra: list[Path] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
+    hidden: list[Path] = field(default_factory=list)
 
 
 def require(*paths: Path) -> None:

@@ -22,14 +22,17 @@ OLD = """CREATE TABLE records (
 )"""
 
 
-def test_records_of_an_older_version_take_sessions_without_a_card(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "schema", [OLD, OLD.replace("BETWEEN 1 AND 8", "BETWEEN 0 AND 8")], ids=["first", "before burst"]
+)
+def test_records_of_an_older_version_are_kept_and_take_what_is_new(tmp_path: Path, schema: str) -> None:
     path = tmp_path / "agent.sqlite"
     with sqlite3.connect(path) as database:
-        database.execute(OLD)
+        database.execute(schema)
         database.execute("INSERT INTO records VALUES ('s-1', 'ann', '[\"GPU-1\"]', 2, 'live', 1, 5.0, '[]')")
     database.close()
     kept = Record("s-1", "ann", ("GPU-1",), 2, "live", True, 5.0)
-    without = Record("s-2", "bob", (), 0, "live", False, 6.0)
+    without = Record("s-2", "bob", (), 0, "live", False, 6.0, burst=True)
     for _ in range(2):  # the second time there is nothing left to change
         records = Records(path)
         records.put(without)

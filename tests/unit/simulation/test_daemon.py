@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import stat
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 
 from gpuspawner.simulation import SimulatedCards, SimulationError, control
 from gpuspawner.simulation.build import DAEMON, build
+from gpuspawner.simulation.control import control_socket
 
 MAGIC = 0x4D495347
 CONTEXT = 64 << 20
 VERSION = 2
+MIG_MODE = 12
+DENIED = 4
 
 
 def connect(cards):
@@ -134,15 +141,72 @@ import os, socket, struct
 raw = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 os.setgid(65534); os.setuid(65534)
 raw.connect({str(cards.socket)!r})
+other = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+print(other.connect_ex({str(cards.socket) + ".control"!r}))
 raw.send(struct.pack("=4I2Q", {MAGIC}, 8, 0, 0, 0, 0) + b"quit")
 print(raw.recv(1000)[16:].decode())
 raw.send(struct.pack("=4I2Q", {MAGIC}, 1, 0, 0, 0, {VERSION}))
 print(struct.unpack("=IiQ", raw.recv(1000))[1])
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split("\n")
-    assert "control is for root" in said[0]
-    assert said[1] == "0"
+    assert said[0] == str(errno.EACCES)
+    assert "control is for root" in said[1]
+    assert said[2] == "0"
     assert cards.used_bytes() == 0
+
+
+def test_the_two_sockets_take_no_part_in_each_others_work(cards):
+    control_path = Path(f"{cards.socket}.control")
+    assert stat.S_IMODE(control_path.stat().st_mode) == 0o600
+    with connect(cards) as raw:  # root, or the daemon's own user
+        raw.send(request(8) + b"quit")
+        assert b"ends in .control" in raw.recv(1000)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
+        raw.connect(str(control_path))
+        raw.send(request(1, value=VERSION))
+        assert raw.recv(1000) == b""
+    assert cards.used_bytes() == 0
+
+
+@pytest.fixture
+def users_folder():
+    """A folder of the user 65534's."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chown(name, 65534, 65534)
+        yield Path(name)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make namespaces")
+def test_a_process_of_the_daemons_user_in_a_pid_namespace_sets_no_limits_and_commands_nothing(users_folder):
+    """As a session of somebody who runs all this without root. It is even let to the control socket."""
+    path = users_folder / "s"
+    code = f"""
+import socket, struct
+raw = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+raw.connect({str(path) + ".control"!r})
+raw.send(struct.pack("=4I2Q", {MAGIC}, 8, 0, 0, 0, 0) + b"lose 0")
+print(struct.unpack("=IiQ", raw.recv(1000)[:16])[1])
+raw = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+raw.connect({str(path)!r})
+raw.send(struct.pack("=4I2Q", {MAGIC}, 1, 0, 0, 0, {VERSION}))
+raw.recv(1000)
+raw.send(struct.pack("=4I2Q", {MAGIC}, {MIG_MODE}, 0, 0, 0, 1))
+print(struct.unpack("=IiQ", raw.recv(1000)[:16])[1])
+"""
+    plain = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    argv = [*plain, DAEMON, "--socket", path, "--cards", "1*a100-40gb"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as daemon:
+        try:
+            assert daemon.stdout.readline() == f"ready {path}\n".encode()
+            said = []
+            for before in (["unshare", "--pid", "--fork"], []):
+                run = [*before, *plain, sys.executable, "-c", code]
+                said.append(subprocess.run(run, capture_output=True, text=True, check=True).stdout.split())
+        finally:
+            daemon.terminate()
+    assert said[0] == [str(DENIED)] * 2
+    assert said[1] == ["0", said[1][1]]
+    assert said[1][1] != str(DENIED)
 
 
 def test_processes_race_for_the_last_place(cards, program):
@@ -199,9 +263,11 @@ def test_a_socket_left_behind_is_taken_over(tmp_path):
     os.kill(first.pid, 9)
     first.stop()
     assert path.exists()
+    assert control_socket(path).exists()
     with SimulatedCards("1*a100-40gb", socket=path) as second:
         assert second.used_bytes() == 0
     assert not path.exists()
+    assert not control_socket(path).exists()
 
 
 @pytest.mark.parametrize(

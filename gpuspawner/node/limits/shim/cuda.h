@@ -25,6 +25,7 @@ enum {
     CUDA_SUCCESS = 0,
     CUDA_ERROR_INVALID_VALUE = 1,
     CUDA_ERROR_OUT_OF_MEMORY = 2,
+    CUDA_ERROR_NO_DEVICE = 100,
     CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_NOT_SUPPORTED = 801,
     CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
@@ -66,6 +67,7 @@ struct array3d_descriptor_v1 {
 #define SYMBOLS(S)                                                                                                      \
     S(cuGetProcAddress, cuGetProcAddress, 11030, 0)                                                                     \
     S(cuGetProcAddress_v2, cuGetProcAddress, 12000, 0)                                                                  \
+    S(cuInit, cuInit, 2000, 0)                                                                                          \
     S(cuMemGetInfo, cuMemGetInfo, 2000, 0)                                                                              \
     S(cuMemGetInfo_v2, cuMemGetInfo, 3020, 0)                                                                           \
     S(cuDeviceTotalMem, cuDeviceTotalMem, 2000, 0)                                                                      \

@@ -42,6 +42,15 @@ CUcontext current_context(void)
     return REAL(cuCtxGetCurrent, (CUcontext *), &context) == CUDA_SUCCESS ? contexts_owner(context) : NULL;
 }
 
+/* A session without a card: as the driver answers where no card is visible, whatever CUDA_VISIBLE_DEVICES says. A limit
+ * file that cannot be believed is another matter, of which the first allocation speaks. */
+EXPORT CUresult cuInit(unsigned flags)
+{
+    if (flags == 0 && limits_ready() && limits_count() == 0)
+        return CUDA_ERROR_NO_DEVICE;
+    return REAL(cuInit, (unsigned), flags);
+}
+
 EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
     int card;

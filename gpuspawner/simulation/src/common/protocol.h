@@ -22,6 +22,7 @@
 #define SIM_MAX_LINKS 18
 #define SIM_XID_RING 256
 #define SIM_CONTROL_MAX 4096
+#define SIM_CONTROL_SUFFIX ".control" /* of the socket that takes commands; the other one takes none */
 #define SIM_REPLY_TEXT_MAX 65536
 
 /* What one context takes on a card, as a real driver takes some memory for its own. */

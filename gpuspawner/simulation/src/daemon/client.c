@@ -17,15 +17,15 @@ static void watch_client(int fd, struct source *source) {
     epoll_ctl(sim.epoll_fd, EPOLL_CTL_ADD, fd, &event);
 }
 
-void client_accept(void) {
+void client_accept(int listener, bool control) {
     static int spare = -1;
     if (spare < 0) spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    int fd = accept4(sim.listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0 && (errno == EMFILE || errno == ENFILE) && spare >= 0) {
         /* Out of descriptors: turn this one away, or the listener would keep the loop spinning. */
         close(spare);
         spare = -1;
-        close(accept4(sim.listen_fd, NULL, NULL, SOCK_CLOEXEC));
+        close(accept4(listener, NULL, NULL, SOCK_CLOEXEC));
         return;
     }
     if (fd < 0) return;
@@ -42,6 +42,7 @@ void client_accept(void) {
     client->pid = who.pid;
     client->uid = who.uid;
     client->slot = -1;
+    client->control = control;
     /* The socket alone would not do: a child that inherited it would keep a dead parent's memory. */
     client->pidfd = who.pid > 0 ? (int)syscall(SYS_pidfd_open, who.pid, 0) : -1;
     if (client->pidfd < 0 && errno == ESRCH && who.pid > 0) goto refuse;
@@ -178,10 +179,22 @@ static void answer(struct client *client, int status, uint64_t value, int fd, co
     if (sendmsg(client->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) client_drop(client);
 }
 
+/* Root, and the daemon's own user outside of sessions: those have PID namespaces of their own. */
+static bool owns_cards(const struct client *client) {
+    char path[64], theirs[64] = "", ours[64] = "";
+    if (!client->uid) return true;
+    if (client->uid != geteuid()) return false;
+    snprintf(path, sizeof path, "/proc/%d/ns/pid", (int)client->pid);
+    return readlink(path, theirs, sizeof theirs - 1) > 0 && readlink("/proc/self/ns/pid", ours, sizeof ours - 1) > 0 &&
+           !strcmp(theirs, ours);
+}
+
 static void serve_control(struct client *client, char *line) {
     static char reply[SIM_REPLY_TEXT_MAX];
-    if (client->uid && client->uid != geteuid()) {
-        static const char denied[] = "control is for root and the daemon's own user";
+    /* Who may open the socket could have passed it on; a session of the daemon's own user has no such socket. */
+    if (!client->control || !owns_cards(client)) {
+        static const char denied[] = "control is for root and the daemon's own user, at the socket whose name ends in "
+                                     SIM_CONTROL_SUFFIX;
         answer(client, SIM_DENIED, 0, -1, denied, sizeof denied - 1);
         return;
     }
@@ -210,6 +223,10 @@ void client_read(struct client *client) {
         serve_control(client, message.text);
         return;
     }
+    if (client->control) {
+        client_drop(client);
+        return;
+    }
     if (request->op == SIM_HELLO) {
         client->greeted = request->value == SIM_VERSION;
         answer(client, client->greeted ? SIM_OK : SIM_INVALID, sizeof *sim.page,
@@ -224,7 +241,7 @@ void client_read(struct client *client) {
     int status = SIM_INVALID, fd = -1;
     uint64_t value = 0;
     struct sim_limits limits = {0};
-    bool rules = !client->uid || client->uid == geteuid();
+    bool rules = owns_cards(client);
     switch (request->op) {
     case SIM_CONTEXT_OPEN: status = take(client, card, SIM_CONTEXT_BYTES, true); break;
     case SIM_CONTEXT_CLOSE: status = give(client, card, SIM_CONTEXT_BYTES, true); break;

@@ -17,7 +17,7 @@
 struct client;
 
 /* What epoll hands back: which descriptor of which client has something. */
-enum source_kind { SOURCE_LISTENER, SOURCE_SIGNAL, SOURCE_CLIENT, SOURCE_PIDFD };
+enum source_kind { SOURCE_LISTENER, SOURCE_CONTROL, SOURCE_SIGNAL, SOURCE_CLIENT, SOURCE_PIDFD };
 struct source {
     enum source_kind kind;
     struct client *client;
@@ -39,6 +39,7 @@ struct client {
     pid_t pid;
     uid_t uid;
     bool greeted;
+    bool control; /* came by the control socket, which takes commands and nothing else */
     char cgroup[SIM_CGROUP_MAX]; /* whom its memory is charged to; empty while it holds none */
     int slot; /* in sim_page.processes, -1 until the first context or allocation */
     uint64_t used[SIM_MAX_PLACES];
@@ -68,7 +69,7 @@ struct state {
     struct client *clients, *dead_clients;
     unsigned client_count;
     bool quit, quit_when_unused;
-    int epoll_fd, listen_fd;
+    int epoll_fd, listen_fd, control_fd;
     uint64_t slice_ns;
     enum below_usage { BELOW_ACCEPT, BELOW_REFUSE, BELOW_IGNORE } below_usage;
 };
@@ -98,7 +99,7 @@ bool limits_allow(struct client *client, unsigned card, uint64_t bytes);
 int mig_request(const struct sim_request *request, uint64_t *value);
 
 /* client.c */
-void client_accept(void);
+void client_accept(int listener, bool control);
 void client_read(struct client *client);
 void client_drop(struct client *client);
 void clients_sweep(void);

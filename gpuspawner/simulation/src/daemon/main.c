@@ -18,7 +18,7 @@
 
 static void usage(FILE *out) {
     fputs("usage: gpuspawner-simd [--socket PATH] [--cards SPEC] [--timed] [--node N] [--pidfile PATH]\n"
-          "  --socket PATH   where to listen (default " SIM_DEFAULT_SOCKET ")\n"
+          "  --socket PATH   where to listen (default " SIM_DEFAULT_SOCKET "); PATH" SIM_CONTROL_SUFFIX " is for control\n"
           "  --cards SPEC    such as 2*h100-80gb or 1*v100-32gb,2*a100-80gb (default 2*h100-80gb)\n"
           "  --timed         kernel launches take time instead of being refused\n"
           "  --node N        0 to 65535, part of every card's UUID and serial number\n"
@@ -26,7 +26,7 @@ static void usage(FILE *out) {
           "  --pidfile PATH  write the process id there once ready\n", out);
 }
 
-static int listen_at(const char *path) {
+static int listen_at(const char *path, mode_t mode) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if (strlen(path) >= sizeof address.sun_path) {
         fprintf(stderr, "gpuspawner-simd: socket: got a path of %zu bytes; allowed are %zu\n", strlen(path),
@@ -45,8 +45,10 @@ static int listen_at(const char *path) {
     struct stat info;
     if (!lstat(path, &info) && S_ISSOCK(info.st_mode)) unlink(path); /* left behind by one that was killed */
     fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) || chmod(path, 0666) ||
-        listen(fd, 1024)) {
+    mode_t before = umask(0177); /* never open to others, not even for a moment */
+    bool bound = fd >= 0 && !bind(fd, (struct sockaddr *)&address, sizeof address);
+    umask(before);
+    if (!bound || chmod(path, mode) || listen(fd, 1024)) {
         fprintf(stderr, "gpuspawner-simd: socket: cannot listen at %s: %m\n", path);
         if (fd >= 0) close(fd);
         return -1;
@@ -61,7 +63,9 @@ static void watch(int fd, struct source *source) {
 
 static void loop(int signal_fd) {
     struct source listener = {.kind = SOURCE_LISTENER}, signals = {.kind = SOURCE_SIGNAL};
+    struct source control = {.kind = SOURCE_CONTROL};
     watch(sim.listen_fd, &listener);
+    watch(sim.control_fd, &control);
     watch(signal_fd, &signals);
     while (!sim.quit) {
         struct epoll_event events[64];
@@ -73,7 +77,8 @@ static void loop(int signal_fd) {
         for (int i = 0; i < n; i++) {
             struct source *source = events[i].data.ptr;
             switch (source->kind) {
-            case SOURCE_LISTENER: client_accept(); break;
+            case SOURCE_LISTENER: client_accept(sim.listen_fd, false); break;
+            case SOURCE_CONTROL: client_accept(sim.control_fd, true); break;
             case SOURCE_SIGNAL: sim.quit = true; break;
             case SOURCE_CLIENT:
                 if (!source->client->dead) client_read(source->client);
@@ -144,13 +149,21 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     int signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     sim.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    sim.listen_fd = listen_at(path);
+    char control[sizeof ((struct sockaddr_un *)0)->sun_path + sizeof SIM_CONTROL_SUFFIX];
+    snprintf(control, sizeof control, "%s" SIM_CONTROL_SUFFIX, path);
+    sim.listen_fd = listen_at(path, 0666);
     if (signal_fd < 0 || sim.epoll_fd < 0 || sim.listen_fd < 0) return 1;
+    sim.control_fd = listen_at(control, 0600);
+    if (sim.control_fd < 0) {
+        unlink(path);
+        return 1;
+    }
     if (pidfile) {
         FILE *file = fopen(pidfile, "we");
         if (!file) {
             fprintf(stderr, "gpuspawner-simd: pidfile: cannot write %s: %m\n", pidfile);
             unlink(path);
+            unlink(control);
             return 1;
         }
         fprintf(file, "%d\n", (int)getpid());
@@ -161,6 +174,7 @@ int main(int argc, char **argv) {
     loop(signal_fd);
     sim.page->alive = 0;
     unlink(path);
+    unlink(control);
     if (pidfile) unlink(pidfile);
     return 0;
 }
