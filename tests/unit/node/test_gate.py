@@ -156,12 +156,31 @@ def test_end_waits_then_ends_as_few_as_it_takes(world: Callable[..., World]) -> 
     one.look()  # the second time there is no grace
     assert one.ended == [900002, 900003]
     one.use(3 * GIB)
+    one.look()
     one.now += REMEMBERED
     one.look()
     assert one.codes() == []
     one.use(ALLOWED + 1)
     one.look()  # and after an hour there is again
     assert one.ended == [900002, 900003]
+
+
+def test_grace_that_was_spent_is_not_given_again(world: Callable[..., World]) -> None:
+    one = world(STRICT)
+    for _ in range(2):  # over for 12 seconds, then within the limit for a moment
+        one.use(ALLOWED + 1)
+        one.look()
+        one.now += 12.0
+        one.use(ALLOWED)
+        one.look()
+    one.use(ALLOWED + 1)
+    one.look()
+    one.now += 5.9
+    one.look()
+    assert one.ended == []
+    one.now += 0.2
+    one.look()
+    assert one.ended == [900001]
 
 
 def test_a_session_that_does_it_again_and_again_is_hopeless(world: Callable[..., World]) -> None:
