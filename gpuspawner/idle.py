@@ -60,9 +60,12 @@ def _seconds(env: Mapping[str, str], name: str) -> float | None:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 <= value <= _MOST or (name == _CHECK and not 0.1 <= value <= 3600):  # NaN is neither
-        allowed = "0.1 to 3600" if name == _CHECK else f"0 (never) to {_MOST}"
-        raise _invalid(name, text, f"seconds from {allowed}")
+    if name == _CHECK:
+        allowed, fits = "seconds from 0.1 to 3600", 0.1 <= value <= 3600  # NaN is neither
+    else:
+        allowed, fits = f"0 (never), or seconds from 1 to {_MOST}", value == 0 or 1 <= value <= _MOST
+    if not fits or not text.isascii():
+        raise _invalid(name, text, allowed)
     return value or None
 
 

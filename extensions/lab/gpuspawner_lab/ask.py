@@ -10,6 +10,8 @@ from .service_words import NO_SESSION, UNREACHABLE, refusal_sentence, server_sen
 
 #: Seconds to wait for the service.
 TIMEOUT = 30.0
+#: Bytes. A thousand ledger rows are less than half of a megabyte.
+_LARGEST_ANSWER = 8 << 20
 
 
 class Refusal(Exception):
@@ -50,28 +52,31 @@ def _session_path() -> str:
 
 
 def _ask(method: str, path: str, body: dict[str, Any] | None = None, timeout: float = TIMEOUT) -> dict[str, Any]:
+    import http.client
     import json
     import urllib.error
     import urllib.request
 
-    request = urllib.request.Request(
-        f"{os.environ.get('GPUSPAWNER_SERVICE_URL', '').rstrip('/')}/{path}",
-        method=method,
-        data=None if body is None else json.dumps(body).encode(),
-        headers={
-            "Authorization": f"Bearer {os.environ.get('JUPYTERHUB_API_TOKEN', '')}",
-            "Content-Type": "application/json",
-        },
-    )
     # Without the environment's proxies and without redirects: the token goes to the service only.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _no_redirect())
     try:
-        with opener.open(request, timeout=timeout) as answer:
-            parsed = json.load(answer)
-    except urllib.error.HTTPError as error:
-        raise _refusal(error.code, error.read()) from None
-    except (OSError, ValueError) as error:
-        raise Refusal(UNREACHABLE) from error
+        request = urllib.request.Request(
+            f"{os.environ.get('GPUSPAWNER_SERVICE_URL', '').rstrip('/')}/{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={
+                "Authorization": f"Bearer {os.environ.get('JUPYTERHUB_API_TOKEN', '')}",
+                "Content-Type": "application/json",
+            },
+        )
+        try:
+            with opener.open(request, timeout=timeout) as answer:
+                raw = answer.read(_LARGEST_ANSWER)
+        except urllib.error.HTTPError as error:
+            raise _refusal(error.code, error.read(_LARGEST_ANSWER)) from None
+        parsed = json.loads(raw)
+    except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
+        raise Refusal(UNREACHABLE) from error  # whoever answers there is not the service
     if not isinstance(parsed, dict):
         raise Refusal("the GPU service gave an answer that cannot be read.")
     return parsed
@@ -92,7 +97,7 @@ def _refusal(status: int, raw: bytes) -> Refusal:
 
     try:
         body = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     if status >= 500:
         return Refusal(server_sentence(body))

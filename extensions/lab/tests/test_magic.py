@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,6 +114,46 @@ def test_words_behind_a_command_are_one_line(session: Service, capsys: pytest.Ca
 @pytest.mark.parametrize("broken", [401, 404, 500, 502])
 def test_broken_services_are_one_line(session: Service, capsys: pytest.CaptureFixture[str], broken: int) -> None:
     session.broken = broken
+    magic.run("resize 1/2")
+    assert line(capsys).startswith("%gpu: The GPU service ")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}",
+        b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000,
+        b"HTTP/1.1 403 Forbidden\r\n\r\n" + b"[" * 100_000,
+        b"HTTP/1.1 200 OK\r\n" + b"X: " + b"x" * 100_000 + b"\r\n\r\n{}",
+        b"",
+    ],
+    ids=["another protocol", "cut", "a refusal that is cut", "deep", "a deep refusal", "a long header", "nothing"],
+)
+def test_another_program_on_the_services_port_is_one_line(
+    session: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("GPUSPAWNER_SERVICE_URL", f"http://127.0.0.1:{listener.getsockname()[1]}/api/v1")
+
+        def serve() -> None:
+            with listener.accept()[0] as connection, contextlib.suppress(OSError):  # where it is not read to the end
+                connection.recv(65536)
+                connection.sendall(answer)
+
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        magic.run("resize 1/2")
+        server.join()
+    assert line(capsys).startswith("%gpu: ")
+
+
+@pytest.mark.parametrize("address", ["no address\n", "http://[::1", "http://127.0.0.1:99999", "gopher://127.0.0.1"])
+def test_an_address_that_is_none_is_one_line(
+    session: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setenv("GPUSPAWNER_SERVICE_URL", address)
     magic.run("resize 1/2")
     assert line(capsys).startswith("%gpu: The GPU service ")
 
