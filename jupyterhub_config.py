@@ -121,8 +121,8 @@ c.JupyterHub.load_roles = [
     },
     {
         "name": "gpuspawner-service",
-        "description": "Learn whose token it is",
-        "scopes": ["read:users", "read:servers"],
+        "description": "Learn whose token it is, and by what people sign in",
+        "scopes": ["read:users", "read:servers", "read:hub"],
         "services": ["gpuspawner"],
     },
 ]

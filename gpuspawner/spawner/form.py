@@ -168,12 +168,18 @@ def render(
         or chosen.environment in names[1:]
         or any(offer["checked"] and offer["cards"] > 1 for offer in shown),
         simulated=bool(answer.get("simulated")),
-        grade=GRADES.get(answer.get("grade", "")),
+        grade=GRADES.get(_weakest(offers) or answer.get("grade", "")),
         notices=notices[:5],
         cancelled=link.cancelled,
         failure=failure,
         at=datetime.now().astimezone().strftime("%H:%M:%S"),
     )
+
+
+def _weakest(offers: list[Json]) -> str | None:
+    """The weakest grade of all offers: what the form says of limits must hold for each of them."""
+    grades = {offer.get("grade") for offer in offers}
+    return next((grade for grade in reversed(GRADES) if grade in grades), None)
 
 
 def preselected(offers: list[Json], chosen: Choice, default_share: str) -> str | None:

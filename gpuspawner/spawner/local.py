@@ -471,7 +471,7 @@ def _empty_object(handler: Any) -> bool:
 
 
 def _card_names(session: Json) -> str:
-    return ", ".join(f"card {card['index']} ({card['name']})" for card in session["cards"])
+    return " and ".join(f"card {card['index']}, {card['name']}" for card in session["cards"])
 
 
 async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:

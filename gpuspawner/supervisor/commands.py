@@ -19,6 +19,7 @@ from gpuspawner.supervisor.keeper import PidFile, end_process
 from gpuspawner.supervisor.parts import parts
 from gpuspawner.supervisor.supervisor import (
     Supervisor,
+    authenticator,
     end_leftovers,
     live_sessions,
     lock_file,
@@ -71,7 +72,7 @@ async def _up(settings: Settings) -> int:
         await asyncio.wait([starting, signalled], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             await starting
-            _say(_welcome(settings, plan))
+            _say(_welcome(settings, plan, await authenticator(settings)))
             await signalled
         else:
             starting.cancel()
@@ -89,12 +90,19 @@ async def _up(settings: Settings) -> int:
     return 0
 
 
-def _welcome(settings: Settings, plan: cards.CardsPlan) -> str:
+def _welcome(settings: Settings, plan: cards.CardsPlan, signs_in: str | None) -> str:
+    """What is said once everything runs. `signs_in`: the authenticator's class; only ours has these passwords."""
+    if signs_in == "SharedPasswordAuthenticator":
+        people = (
+            f"any name, password  {settings.secret('user_password')}\n"
+            f"  or as        admin, password     {settings.secret('admin_password')}"
+        )
+    else:
+        people = f"the hub's configuration says ({signs_in or 'it does not say by what'})"
     kind = f"simulated: {plan.simulated_spec}" if plan.simulated_spec else "NVIDIA"
     return (
         f"\n  JupyterHub   {_address(settings)}\n"
-        f"  Sign in as   any name, password  {settings.secret('user_password')}\n"
-        f"  or as        admin, password     {settings.secret('admin_password')}\n"
+        f"  Sign in as   {people}\n"
         f"  Cards        {kind} ({plan.reason})\n"
         f"  Logs         {settings.state / 'logs'}\n"
         f"\nCtrl-C ends it; servers that were started run on. `{_STOP_COMMAND}` ends them too.\n"

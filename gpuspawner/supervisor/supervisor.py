@@ -104,6 +104,17 @@ async def status_of(url: str, headers: dict[str, str] | None = None) -> int | No
         return None
 
 
+async def authenticator(settings: Settings) -> str | None:
+    """The class by which people sign in, as the running hub says; None where its configuration lets nobody ask."""
+    headers = {"Authorization": f"token {settings.secret('service_token')}"}
+    try:
+        async with httpx.AsyncClient(timeout=5.0, trust_env=False, verify=_tls(), headers=headers) as client:
+            answer = await client.get(f"{settings.hub_api}/info")
+            return str(answer.raise_for_status().json()["authenticator"]["class"]).rpartition(".")[2]
+    except (httpx.HTTPError, ValueError, LookupError, TypeError):
+        return None
+
+
 @contextlib.contextmanager
 def only_one(settings: Settings) -> Iterator[None]:
     """Hold the lock of the state folder. Raises Conflict, naming the holder, while another supervisor runs."""

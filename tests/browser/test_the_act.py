@@ -55,7 +55,8 @@ def test_sign_in_pick_a_share_compute_resize(page: Page, hub: Stack, pictures: P
     for words in ("10 GiB", "19.9 GiB", "39.8 GiB", "79.6 GiB", "EUR"):
         expect(form).to_contain_text(words)
     eighth.check()
-    page.screenshot(path=pictures / "spawn-form.png")
+    expect(page.locator("#gpu-fresh.live")).to_be_visible()
+    page.screenshot(path=pictures / "spawn-form.png", full_page=True)
     page.get_by_role("button", name="Start").click()
 
     # Progress, then JupyterLab with the tour.

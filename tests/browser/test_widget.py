@@ -12,12 +12,15 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 from support.common import until
 from support.hub import Hub, User
+from support.pages import put, start_lab
 from support.stack import Stack
 
+from .test_panel import faults, theme
 from .test_the_act import sign_in
 
 pytestmark = [pytest.mark.browser, pytest.mark.hub, pytest.mark.timeout(420)]
 
+ROOT = Path(__file__).parents[2]
 CELLS = [
     "from gpuspawner_lab import GPUShare\nshare = GPUShare()\nshare",
     # A long cell, which ends when the test says so.
@@ -68,8 +71,8 @@ class Server:
             assert self.client.delete(f"api/sessions/{session['id']}").status_code == 204
 
 
-def run(page: Page, number: int) -> Locator:
-    cell = page.locator(".jp-Notebook .jp-CodeCell").nth(number)
+def run(page: Page, number: int, within: Page | Locator | None = None) -> Locator:
+    cell = (within or page).locator(".jp-Notebook .jp-CodeCell").nth(number)
     cell.locator(".jp-InputArea-editor").click()
     page.keyboard.press("Control+Enter")
     return cell.locator(".jp-OutputArea")
@@ -81,6 +84,7 @@ def test_live_in_lab_and_honest_when_opened_again(page: Page, hub: Stack, pictur
         server = Server(user)
         server.write("share.ipynb", CELLS)
         server.keep_widget_state()
+        put(hub, "wilma", ".jupyter/labconfig/page_config.json", '{"exposeAppInBrowser": true}')
         sign_in(page, hub, "wilma")
         page.goto(server.base + "lab/tree/share.ipynb")
         expect(page.get_by_role("contentinfo")).to_contain_text("Python 3 (ipykernel) | Idle")
@@ -98,7 +102,11 @@ def test_live_in_lab_and_honest_when_opened_again(page: Page, hub: Stack, pictur
         until(lambda: foot.inner_text() != shown and "Live" in foot.inner_text(), 30, "figures during a cell")
         widget.get_by_role("radio", name=re.compile(r"^1\/2")).check()
         expect(widget).to_contain_text(re.compile(r"1/8 → 1/2: 39\.8 GiB, \d+\.\d\d EUR per hour"))
+        page.mouse.move(0, 0)
         page.screenshot(path=pictures / "widget.png")
+        theme(page, "JupyterLab Dark")
+        page.screenshot(path=ROOT / "test-output" / "widget-dark.png")
+        theme(page, "JupyterLab Light")
         widget.get_by_role("button", name="Resize").click()
         expect(widget).to_contain_text("Asked for 1/2")
         server.write_text("go")
@@ -123,5 +131,37 @@ def test_live_in_lab_and_honest_when_opened_again(page: Page, hub: Stack, pictur
         expect(old).to_contain_text(re.compile(r"Not live\. Last figures from \d"))
         expect(old).to_contain_text("yours 4/8")
         expect(old.get_by_role("radio", name=re.compile(r"^1\/8"))).to_be_disabled()
-        page.emulate_media(color_scheme="dark")
-        page.screenshot(path=pictures / "widget-reopened.png")
+        page.screenshot(path=ROOT / "test-output" / "widget-reopened.png")
+
+
+def test_a_session_without_a_card_says_so_and_offers_no_resize(page: Page, hub: Stack) -> None:
+    start_lab(page, hub, "nora", "none")
+    item = page.locator(".jp-gpu-item")
+    expect(item).to_have_text("No card")
+    item.click()
+    panel = page.locator("#gpuspawner-panel")
+    expect(panel).to_contain_text("runs without a card")
+    expect(panel.locator("form, input, meter")).to_have_count(0)
+    assert page.evaluate("() => window.jupyterapp.commands.isEnabled('gpuspawner:resize')") is False
+    with Hub(hub).user("nora") as user:
+        server = Server(user)
+        server.write("cpu.ipynb", ["%gpu", "%gpu resize 1/2", "from gpuspawner_lab import GPUShare\nGPUShare()"])
+        page.evaluate("() => window.jupyterapp.commands.execute('docmanager:open', { path: 'cpu.ipynb' })")
+        expect(page.get_by_role("contentinfo")).to_contain_text("cpu.ipynb")
+        expect(page.get_by_role("contentinfo")).to_contain_text("Python 3 (ipykernel) | Idle")
+        notebook = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
+        for number in range(2):
+            output = run(page, number, notebook)
+            expect(output).to_contain_text("runs without a card")
+            expect(output).not_to_contain_text("GiB")
+        widget = run(page, 2, notebook).get_by_label("GPU share")
+        expect(widget).to_contain_text("No card")
+        expect(widget).to_contain_text("runs without a card")
+        expect(widget).not_to_contain_text("limits")
+        expect(widget.locator("form")).to_be_hidden()
+        expect(widget.locator("dl")).to_be_hidden()
+        assert user.session()["share"] == "none"
+        for name in ("Light", "Dark"):
+            theme(page, f"JupyterLab {name}")
+            assert faults(page) == []
+            page.screenshot(path=ROOT / "test-output" / f"no-card-{name.lower()}.png")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .shares import ALLOWED, SHARES, ShareInputError, check_share, eighths, gib, shown
+from .service_words import NO_CARD
+from .shares import ALLOWED, SHARES, ShareInputError, check_share, eighths, gib, shown, without_card
 from .shrink import free_caches
 from .shrink_channel import answer_requests
 
@@ -78,6 +79,8 @@ def status() -> Status:
         if session_id() is None:
             raise
         notes.append(str(refusal))
+    if without_card(session):
+        return Status(session)
     cards, reason = _cards(session)
     return Status(session, tuple(cards), tuple(notes + ([reason] if reason else [])))
 
@@ -91,6 +94,8 @@ def resize(share: str) -> str:
     except ShareInputError as error:
         raise Refusal(str(error)) from None
     before = get_session()
+    if without_card(before):
+        raise Refusal(NO_CARD)
     notes = []
     # Caches are freed first, since the service compares with what the driver says is in use.
     if eighths(share) < int(before.get("eighths") or 0):
@@ -121,6 +126,8 @@ def processes() -> Table:
     from .processes import table
 
     session = get_session()
+    if without_card(session):
+        raise Refusal(NO_CARD)
     cards, reason = _cards(session, processes=True)
     if reason:
         raise Refusal(reason)

@@ -7,7 +7,8 @@ from html import escape
 from typing import Any
 
 from .nvml import CardReading
-from .shares import gib, session_memory, total
+from .service_words import NO_CARD
+from .shares import gib, session_memory, total, without_card
 
 BAR_WIDTH = 32
 
@@ -25,6 +26,8 @@ class Status:
     def used(self) -> int | None:
         """Bytes of card memory in use by this session."""
         value = total(card.memory_used_bytes for card in self.cards)
+        if value is None and without_card(self.session):
+            return None
         return int(value) if value is not None else (self.session or {}).get("memory_used_bytes")
 
     @property
@@ -42,6 +45,8 @@ class Status:
 
     def title(self) -> str:
         """Share and card in words."""
+        if without_card(self.session):
+            return "No card"
         session = self.session or {}
         name = ", ".join(sorted({card.name for card in self.cards if card.name}))
         name = name or ", ".join(sorted({card["name"] for card in session.get("cards", [])})) or "unknown card"
@@ -57,10 +62,13 @@ class Status:
         watts = [f"{_or_dash(c.power_watts)} W" for c in self.cards]
         heat = [f"{_or_dash(c.temperature_celsius)} °C" for c in self.cards]
         price = session.get("price_per_hour")
+        cost = "–" if price is None else f"{price} {session.get('currency', '')} per hour"
+        if without_card(self.session):
+            return [("session", NO_CARD), ("price", cost)]
         rows = [
             ("memory", f"{gib(self.used)} of {gib(self.allowed)} GiB used, {gib(free)} GiB free"),
             ("card", " · ".join((", ".join(loads) or "–", ", ".join(watts) or "–", ", ".join(heat) or "–"))),
-            ("price", "–" if price is None else f"{price} {session.get('currency', '')} per hour"),
+            ("price", cost),
             ("limits", session.get("grade") or "–"),
         ]
         options = [option for option in session.get("options", []) if not option.get("current")]
@@ -92,7 +100,7 @@ class Status:
                 'margin:6px 0;background:var(--jp-layout-color3, #ddd)"><div style="height:8px;border-radius:4px;'
                 f'width:{fraction * 100:.1f}%;background:var({tone})"></div></div>'
             )
-        cell = "text-align:left;padding:1px 16px 1px 0;background:none"
+        cell = "text-align:left;vertical-align:top;padding:1px 16px 1px 0;background:none"
         rows = "".join(
             f'<tr style="background:none"><th scope="row" style="{cell};font-weight:normal;'
             f'color:var(--jp-ui-font-color2, #666)">{escape(name)}</th><td style="{cell}">{escape(value)}</td></tr>'

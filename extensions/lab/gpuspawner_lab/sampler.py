@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from .nvml import CardReading, NVMLReader, NVMLUnavailable
 from .service import ServiceClient, ServiceError
-from .shares import session_memory, total
+from .service_words import NO_CARD
+from .shares import session_memory, total, without_card
 from .watchers import Watchers
 
 SCHEMA = Path(__file__).with_name("telemetry.yaml")
@@ -157,6 +158,8 @@ class TelemetrySampler:
         changed = self._allowed is not None and allowed is not None and allowed != self._allowed
         await self._view.refresh(0.0 if changed else SESSION_SECONDS, patience=SERVICE_PATIENCE)
         self._allowed = allowed
+        if without_card(self._view.last):  # which was not known yet when the driver was read
+            cards, reason = [], NO_CARD
         sample = _sample(cards, reason, self._view.last, self._view.error)
         sample |= self._energy.note(cards, sample["at"])
         if detail is not None:
@@ -189,6 +192,8 @@ class TelemetrySampler:
                 continue
 
     async def _read(self, *, processes: bool) -> tuple[list[CardReading], str | None]:
+        if without_card(self._view.last):  # whatever cards the driver shows here are not this session's
+            return [], NO_CARD
         if self._reading is None:
             loop = asyncio.get_running_loop()
             # While the service has not answered yet, the environment says whose cards are the session's.
@@ -281,7 +286,7 @@ def _sample(
         "simulated": known.get("simulated"),
         "grade": known.get("grade"),
         # Without a driver here the service may still know what its own driver says.
-        "memory_used_bytes": known.get("memory_used_bytes") if reason else used,
+        "memory_used_bytes": used if reason is None or without_card(session) else known.get("memory_used_bytes"),
         "memory_allowed_bytes": session_memory(session) if reason else allowed,
         "utilization_percent": None if loads is None else round(loads / len(cards), 1),
         "power_watts": total(card.power_watts for card in cards),

@@ -6,6 +6,10 @@ from typing import Any
 
 UNREACHABLE = "The GPU service of this hub cannot be reached. Your share and your kernels are kept; try again shortly."
 NO_SESSION = "This server was started without a GPU share; start it again from the hub to choose one."
+NO_CARD = (
+    "This session runs without a card, as chosen at its start: programs compute on the CPU. "
+    "For a share of a card, stop the server and start it again from the hub."
+)
 
 
 def refusal_sentence(status: int) -> str:

@@ -60,8 +60,13 @@ def total(values: Iterable[float | None]) -> float | None:
     return sum(part for part in parts if part is not None)
 
 
+def without_card(session: dict[str, Any] | None) -> bool:
+    """Whether this is a session that was started with no card; False while it is not known."""
+    return session is not None and session.get("share") == "none"
+
+
 def session_memory(session: dict[str, Any] | None) -> int | None:
-    """Bytes that a session may use on all its cards, from the service's figure for each of them."""
-    if session is None or session.get("memory_bytes") is None:
+    """Bytes that a session may use on all its cards, from the service's figure for each of them; None without cards."""
+    if session is None or session.get("memory_bytes") is None or without_card(session):
         return None
     return int(session["memory_bytes"]) * max(1, len(session.get("cards", [])))

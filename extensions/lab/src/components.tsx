@@ -8,7 +8,7 @@ import * as format from './format';
 import type { History } from './history';
 import { HolderActions, Holders } from './holders';
 import { CardBar, optionAt, ResizeForm } from './resize';
-import { chosen, held, noticeText, spoken, State, tooltip, View, view } from './state';
+import { cardless, chosen, held, noticeText, spoken, State, tooltip, View, view } from './state';
 import { CardNow, Memory } from './usage';
 
 /** The status-bar item: `GPU 1/4 ▬▬▭▭ 12.3 / 20.0 GiB`. */
@@ -21,6 +21,7 @@ export function StatusLine(props: {
     return null;
   }
   const v = view(state);
+  const none = cardless(state);
   const percent = v.part === null ? 0 : v.part * 100;
   return (
     <button
@@ -32,11 +33,15 @@ export function StatusLine(props: {
       aria-label={spoken(state)}
       onClick={props.onOpen}
     >
-      <span className="jp-gpu-share">GPU {v.share ?? format.UNKNOWN}</span>
-      <span className="jp-gpu-bar" aria-hidden="true">
-        <span style={{ width: `${percent}%` }} />
-      </span>
-      <span className="jp-gpu-memory">{format.memory(v.used, v.allowed)}</span>
+      <span className="jp-gpu-share">{none ? 'No card' : `GPU ${v.share ?? format.UNKNOWN}`}</span>
+      {!none && (
+        <>
+          <span className="jp-gpu-bar" aria-hidden="true">
+            <span style={{ width: `${percent}%` }} />
+          </span>
+          <span className="jp-gpu-memory">{format.memory(v.used, v.allowed)}</span>
+        </>
+      )}
       {v.simulated && <span className="jp-gpu-simulated">simulated</span>}
       {v.notes.length > 0 && (
         <span className="jp-gpu-mark" aria-hidden="true">
@@ -85,6 +90,20 @@ export function SharePanel(props: PanelProps): React.JSX.Element {
     );
   }
   const v = view(state);
+  if (cardless(state)) {
+    return (
+      <div className="jp-gpu-panel">
+        <header>
+          <h2 className="jp-gpu-title">No card</h2>
+        </header>
+        <Notes state={state} now={props.now} v={v} />
+        <p className="jp-gpu-quiet">{format.NO_CARD_MEANING}</p>
+        <Section title="Checkpoints">
+          <Checkpoints state={state} now={props.now} onAsk={props.onCheckpoint} />
+        </Section>
+      </div>
+    );
+  }
   const { session } = state;
   const choose = (share: string): void => {
     if (phase !== 'running') {

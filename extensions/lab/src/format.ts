@@ -8,6 +8,11 @@ export const UNKNOWN_WORD = 'unknown';
 export const SIMULATED_MEANING =
   'Simulated card, played by software: memory behaves as on a real card, but GPU kernels are not computed.';
 
+/** The same words as `%gpu` has in such a session. */
+export const NO_CARD_MEANING =
+  'This session runs without a card, as chosen at its start: programs compute on the CPU. ' +
+  'For a share of a card, stop the server and start it again from the hub.';
+
 /** Part of the allowed memory from which the item warns, and from which it calls out. */
 export const NEARLY_FULL = 0.85;
 export const FULL = 0.97;

@@ -128,6 +128,11 @@ export function reduce(state: State, action: Action): State {
   }
 }
 
+/** A session that was started with no card: known, and nothing to resize. */
+export function cardless(state: State): boolean {
+  return (state.session?.share ?? state.telemetry?.share) === 'none';
+}
+
 /** What is shown, taken from whichever source knows it best. */
 export interface View {
   share: string | null;
@@ -160,7 +165,7 @@ export function view(state: State): View {
   }
   if (state.stale) {
     notes.push('No readings have arrived for some seconds.');
-  } else if (telemetry?.reason) {
+  } else if (telemetry?.reason && !cardless(state)) {
     notes.push(telemetry.reason);
   }
   return {
@@ -185,6 +190,9 @@ export function view(state: State): View {
 /** Lines of the item's tooltip. */
 export function tooltip(state: State): string {
   const v = view(state);
+  if (cardless(state)) {
+    return [format.NO_CARD_MEANING, ...v.notes].join('\n');
+  }
   const lines = [
     `${v.share ?? format.UNKNOWN} of ${v.model ?? 'unknown card'}`,
     `Memory: ${format.memory(v.used, v.allowed)}`,
@@ -194,12 +202,15 @@ export function tooltip(state: State): string {
   if (v.simulated) {
     lines.push(format.SIMULATED_MEANING);
   }
-  return [...lines, ...v.notes, 'Click to resize.'].join('\n');
+  return [...lines, ...v.notes, state.session?.resizable === false ? 'Click for more.' : 'Click to resize.'].join('\n');
 }
 
 /** What a screen reader says of the item. */
 export function spoken(state: State): string {
   const v = view(state);
+  if (cardless(state)) {
+    return 'No card: this session computes on the CPU. Open to learn more';
+  }
   const words = [
     `GPU share: ${format.spokenShare(v.share)}${v.simulated ? ', simulated card' : ''}`,
     v.used === null || v.allowed === null
@@ -209,7 +220,7 @@ export function spoken(state: State): string {
   if (v.tone !== 'calm') {
     words.push(v.tone === 'full' ? 'memory is full' : 'memory is nearly full');
   }
-  return [...words, 'open to resize'].join('. ');
+  return [...words, state.session?.resizable === false ? 'open for more' : 'open to resize'].join('. ');
 }
 
 /** The option to be shown as chosen: the wanted one as long as it exists, else the current one. */

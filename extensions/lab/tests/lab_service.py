@@ -23,6 +23,21 @@ CARD = {
     "name": "NVIDIA H100 80GB HBM3 (simulated)",
 }
 
+#: What is different in a session that was started with the share "none".
+NO_CARD: dict[str, Any] = {
+    "share": "none",
+    "eighths": 0,
+    "model": None,
+    "cards": [],
+    "memory_bytes": 0,
+    "memory_used_bytes": 0,
+    "price_per_hour": "0.00",
+    "simulated": False,
+    "resizable": False,
+    "options": [],
+    "free_eighths": None,
+}
+
 
 class Service:
     """The state behind the API; tests read and change it directly."""
@@ -32,6 +47,7 @@ class Service:
         self.used = 3 * 2**30
         self.others = 2  # eighths of the card that other sessions hold
         self.burst = False
+        self.without_card = False
         self.broken: int | None = None  # answer everything with this status
         self.gate = threading.Event()  # answers wait for it
         self.gate.set()
@@ -60,6 +76,9 @@ class Service:
         }
 
     def session(self) -> dict[str, Any]:
+        return {**self._session(), **NO_CARD} if self.without_card else self._session()
+
+    def _session(self) -> dict[str, Any]:
         options = []
         for share, eighths in EIGHTHS.items():
             fits = eighths <= 8 - self.others

@@ -158,6 +158,18 @@ def test_an_address_that_is_none_is_one_line(
     assert line(capsys).startswith("%gpu: The GPU service ")
 
 
+def test_a_session_without_a_card_says_so(session: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    session.without_card = True  # and the driver shows one, which is somebody else's
+    for text in (str(magic.run("")), str(magic.run("status")._repr_html_())):
+        assert "No card" in text
+        assert "runs without a card" in text
+        assert not any(word in text for word in ("H100", "GiB", "%gpu resize", "GPU none"))
+    for words in ("resize 1/2", "processes"):
+        magic.run(words)
+        assert "runs without a card" in line(capsys)
+    assert [method for method, *_ in session.requests if method != "GET"] == []
+
+
 def test_without_a_session(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUSPAWNER_SESSION", raising=False)
     for words in ("", "status", "resize 1/2", "processes", "history"):

@@ -60,6 +60,17 @@ def test_processes_and_energy_that_the_driver_does_not_know_are_none() -> None:
     assert reading.processes == ((7, None), (8, 0))
 
 
+async def test_without_a_card_no_card_is_shown(service: Service) -> None:
+    service.without_card = True
+    sampler, _ = make(service, lab_nvml.FakeNVML(lab_nvml.card()))
+    for _turn in range(2):  # the first sample is taken before the service was asked
+        sample = await sampler.sample()
+        assert (sample["available"], sample["share"], sample["cards"]) == (False, "none", [])
+        assert "runs without a card" in sample["reason"]
+        assert (sample["memory_used_bytes"], sample["memory_allowed_bytes"]) == (None, None)
+    await sampler.stop()
+
+
 def test_zero_is_zero() -> None:
     (reading,) = NVMLReader(lab_nvml.FakeNVML(lab_nvml.card(load=0, celsius=0, memory=(0, GIB)))).read()
     assert (reading.utilization_percent, reading.temperature_celsius, reading.memory_used_bytes) == (0, 0, 0)

@@ -83,6 +83,21 @@ def test_figures_of_service_and_driver(session: Service, pulse: Pulse) -> None:
     assert TOKEN not in str(share.get_state())
 
 
+def test_a_session_without_a_card_says_so(session: Service, pulse: Pulse) -> None:
+    session.without_card = True  # and the driver shows one, which is somebody else's
+    share = GPUShare()
+    assert not share.available
+    assert "runs without a card" in (share.reason or "")
+    assert share.figures["title"] == "No card"
+    assert (share.figures["memory_used_bytes"], share.figures["memory_allowed_bytes"]) == (None, None)
+    assert (share.figures["resizable"], share.figures["options"]) == (False, [])
+    assert "runs without a card" in repr(share)
+    share.resize("1/2")
+    assert share.result["ok"] is False
+    assert "runs without a card" in share.result["message"]
+    assert [method for method, *_ in session.requests if method != "GET"] == []
+
+
 def test_unknown_is_none(session: Service, pulse: Pulse) -> None:
     unsupported = lab_nvml.NVMLError_NotSupported("no")
     module._source._reader = NVMLReader(lab_nvml.FakeNVML(lab_nvml.card(load=unsupported, milliwatts=unsupported)))

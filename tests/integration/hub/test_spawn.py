@@ -236,7 +236,7 @@ def test_progress_tells_the_card(hub: Hub) -> None:
             told = [line for line in events.iter_lines() if line.startswith("data:")]
         text = "\n".join(told)
         assert "Asked for 1/4 of a card (H100 80 GB)" in text
-        assert re.search(r"Chosen: 1/4 of card [01] \(NVIDIA H100", text)
+        assert re.search(r"Chosen: 1/4 of card [01], NVIDIA H100", text)
         assert "The server is starting on card" in text
         assert '"ready": true' in told[-1]
         lea.stop()

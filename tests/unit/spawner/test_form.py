@@ -200,3 +200,10 @@ def test_a_failure_says_what_happened_what_was_undone_and_what_to_do() -> None:
     for words in ("The server ended.", "its share of the card was given back", "last lines", "&lt;b&gt;boom&lt;/b&gt;"):
         assert words in html
     assert "nothing is charged" in failure("No.", "no_room", False, ()).undone
+
+
+def test_what_is_said_of_limits_is_the_weakest_grade_of_the_offers() -> None:
+    strong, weak = offer("1/8", grade="kernel"), offer("1/4", grade="guarded")
+    assert "The driver or the card itself holds" in render(answer(strong), Choice())
+    assert "Programs are held to the memory" in render(answer(strong, weak), Choice())
+    assert "play by the rules" in render(answer(grade="advisory"), Choice())

@@ -10,7 +10,8 @@ from typing import Any
 from gpuspawner_lab.ask import Refusal, get_session, session_id
 from gpuspawner_lab.nvml import CardReading, NVMLReader, NVMLUnavailable
 from gpuspawner_lab.report import Status
-from gpuspawner_lab.shares import total
+from gpuspawner_lab.service_words import NO_CARD
+from gpuspawner_lab.shares import total, without_card
 
 #: Seconds for which the service's answer is used again, and that are spent waiting for one.
 SESSION_SECONDS = 2.0
@@ -43,6 +44,8 @@ class Source:
         if allowed != self._allowed or self._clock() - self._asked >= SESSION_SECONDS:
             self._ask()
         self._allowed = allowed
+        if without_card(self._session):  # whatever cards the driver shows here are not this session's
+            cards, reason = [], NO_CARD
         return figures(self._session, cards, reason, self._problem)
 
     def _cards(self) -> tuple[list[CardReading], str | None]:

@@ -145,8 +145,9 @@ function render({ model, el }) {
   function draw() {
     const state = model.get("figures") ?? {};
     say(title, String(state.title ?? "GPU share"));
-    const labels = [state.simulated ? "simulated" : null, state.grade ? `limits: ${state.grade}` : null];
+    const labels = [state.simulated ? "simulated" : null, state.grade && state.share !== "none" ? `limits: ${state.grade}` : null];
     say(marks, labels.filter(Boolean).join(" · "));
+    const cardless = state.share === "none";
     drawBar(state);
     const used = state.memory_used_bytes;
     const allowed = state.memory_allowed_bytes;
@@ -156,7 +157,7 @@ function render({ model, el }) {
       memory.high = allowed * 0.9;
       memory.value = Math.min(used, allowed);
     }
-    list.hidden = !state.available && typeof used !== "number";
+    list.hidden = cardless || !state.available && typeof used !== "number";
     say(values.Memory, `${gib(used)} of ${gib(allowed)}`);
     say(values.Utilisation, figure(state.utilization_percent, "%"));
     say(values.Power, figure(state.power_watts, "W"));

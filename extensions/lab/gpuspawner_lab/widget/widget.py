@@ -13,6 +13,7 @@ import traitlets
 from gpuspawner_lab import shrink
 from gpuspawner_lab.ask import Refusal, get_session, patch_session
 from gpuspawner_lab.magic import resize_line
+from gpuspawner_lab.service_words import NO_CARD
 from gpuspawner_lab.shares import ShareInputError, check_share, eighths, gib, shown
 
 from .figures import Source
@@ -80,6 +81,9 @@ class GPUShare(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         except ShareInputError as error:
             self._finish(False, str(error))
             return
+        if self.figures["share"] == "none":
+            self._finish(False, NO_CARD)
+            return
         with self._guard:
             if self.asked:
                 return
@@ -95,6 +99,8 @@ class GPUShare(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
 
     def __repr__(self) -> str:
         state = self.figures
+        if state["share"] == "none":
+            return str(NO_CARD)
         if not state.get("available"):
             return f"GPUShare(available: false, reason: {self.reason})"
         used, allowed = gib(state["memory_used_bytes"]), gib(state["memory_allowed_bytes"])

@@ -154,6 +154,17 @@ describe('the panel', () => {
   it('has a word for a server without a share', () => {
     expect(panel({ presence: 'none' })).toContain('without a GPU share');
   });
+  it('says in words that a session has no card, and offers no resize', () => {
+    const none = { share: 'none', eighths: 0, model: null, cards: [], memory_bytes: 0, resizable: false, options: [] };
+    const unread = { share: 'none', available: false, reason: 'No driver.', memory_used_bytes: null };
+    const changes = { session: session({ ...none, simulated: false }), telemetry: telemetry(unread) };
+    const html = panel(changes);
+    expect(html).toContain('runs without a card');
+    expect(html).not.toMatch(/<form|No driver|GPU none|jp-gpu-value/);
+    expect(item(changes)).toContain('>No card<');
+    expect(item(changes)).toMatch(/aria-label="No card: [^"]*CPU/);
+    expect(item(changes)).not.toMatch(/GiB|resize|GPU none|data-fault="true"/);
+  });
   it('does not offer to resize several cards', () => {
     expect(panel({ session: session({ share: '2', resizable: false }) })).not.toContain('<form');
   });
