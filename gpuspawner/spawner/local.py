@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from jupyterhub.handlers.pages import SpawnHandler
 from jupyterhub.spawner import LocalProcessSpawner
@@ -26,15 +26,13 @@ from gpuspawner.spawner import form, home, ports
 from gpuspawner.spawner.client import Json, ServiceClient
 from gpuspawner.spawner.environments import OWN, Environment, choose, read_environments
 from gpuspawner.spawner.errors import Refused
+from gpuspawner.spawner.obtain import obtain_session, to_the_end
 from gpuspawner.spawner.options import Choice, invalid, read_link, read_options
 from gpuspawner.spawner.ready import until_listening
 from gpuspawner.spawner.steps import Failure, Steps, tail
-from gpuspawner.spawner.words import model_words, profile_words, size_words
+from gpuspawner.spawner.words import profile_words
 
 State = dict[str, Any]
-T = TypeVar("T")
-# longer than a session takes to end when its server is killed
-_PREVIOUS_ENDS_WITHIN = 15.0
 # a start begins within milliseconds of its form
 _CLAIM = 1.0
 
@@ -242,7 +240,9 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
         self.proc = None
         closing = self._close_ports()
         try:
-            session, launch = await _to_the_end(self._obtain_session())
+            names = self.user.name, self.name
+            obtaining = obtain_session(self.service, *names, self.wanted, self.default_share, self.steps)
+            session, launch = await to_the_end(obtaining)
             self.session_id = session["id"]
             self._save()
             cards = _card_names(session)
@@ -309,41 +309,6 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
 
     def _never_answered(self, what: str) -> None:
         self.failure = form.failure(what, "silent", True, self._log_tail())
-
-    async def _obtain_session(self) -> tuple[Json, Json]:
-        share = self.wanted.share or await self._default_choice()
-        asked = size_words(share) + (f" ({model_words(share.model)})" if share.model else "")
-        self.steps.take("place", 10, f"Asked for {asked}.")
-        user, server = self.user.name, self.name
-        more = {"burst": self.wanted.burst, "card": self.wanted.card}
-        try:
-            session, launch = await self.service.start(user, server, share.amount, share.model, **more)
-        except Refused as refused:
-            if refused.code != "no_room":
-                raise
-            size = asked[:1].upper() + asked[1:]
-            message = f"{size} cannot be started now. {refused.jupyterhub_message}"
-            raise Refused(409, message, code="no_room") from refused
-        if session["state"] != "starting":
-            # a server of which this hub knows nothing runs in that session: it was killed between
-            # launching and remembering. Two servers must not share one session.
-            self.log.warning("Ending a server of %s that this hub does not know", self._log_name)
-            self.steps.take("place", 15, "A server left from before is being ended first.")
-            await self.service.end_all(user, server, wait=_PREVIOUS_ENDS_WITHIN)
-            session, launch = await self.service.start(user, server, share.amount, share.model, **more)
-        return session, launch
-
-    async def _default_choice(self) -> GPUShare:
-        """The default share if it is free, else the first that is. Raises Refused (409) if nothing is."""
-        offers = (await self.service.offers())["offers"]
-        wanted = GPUShare.parse(self.default_share)
-        free = [offer for offer in offers if offer["available"]]
-        for offer in free:
-            if offer["share"] == wanted.amount and wanted.model in (None, offer["model"]):
-                return wanted
-        if not free:
-            raise Refused(409, "Nothing is free at the moment: every share of every card is in use.", code="no_room")
-        return GPUShare.parse(f"{free[0]['model']}:{free[0]['share']}")
 
     def _launch(self, launch: Json, environment: Environment) -> tuple[str, int]:
         """Start the server's process as `launch` says. It is its own process session and outlives the hub."""
@@ -443,9 +408,9 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
         session, self.session_id = self.session_id, ""
         try:
             if session:
-                await _to_the_end(self.service.end(session))
+                await to_the_end(self.service.end(session))
             else:
-                await _to_the_end(self.service.end_all(self.user.name, self.name))
+                await to_the_end(self.service.end_all(self.user.name, self.name))
             self._may_hold = False
         except Refused as refused:
             self.log.warning("Could not end the session of %s: %s", self._log_name, refused)
@@ -472,15 +437,3 @@ def _empty_object(handler: Any) -> bool:
 
 def _card_names(session: Json) -> str:
     return " and ".join(f"card {card['index']}, {card['name']}" for card in session["cards"])
-
-
-async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns. A cancellation waits until it has ended, so that what it made can be undone."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # retrieved: the cancellation is what the caller hears of
-        raise

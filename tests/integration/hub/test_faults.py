@@ -12,6 +12,8 @@ from support.common import until
 from support.hub import Hub, Kernel
 from support.stack import Stack
 
+from gpuspawner.node.installation import short_name
+from gpuspawner.node.limits import cgroups
 from gpuspawner.node.limits.launch import session_pids
 
 pytestmark = [pytest.mark.hub, pytest.mark.timeout(300)]
@@ -129,6 +131,8 @@ def test_ctrl_c_leaves_sessions_and_stop_ends_them(own_hub: Hub) -> None:
         assert "runs on" not in stack.output  # it ended too
         assert not runs(parts["simulation"])
         assert not session_pids(stack.state / "node" / "sessions" / session["id"])
+        below = cgroups.root()
+        assert below is None or not (below / "gpuspawner" / short_name(stack.state)).exists()
 
     stack.up()
     assert own_hub.free_eighths() == 16

@@ -1,0 +1,75 @@
+"""Asks the service for the session that a server is to run in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from gpuspawner.share import GPUShare
+from gpuspawner.spawner.client import Json, ServiceClient
+from gpuspawner.spawner.errors import Refused
+from gpuspawner.spawner.options import Choice
+from gpuspawner.spawner.steps import Steps
+from gpuspawner.spawner.words import model_words, size_words
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+# longer than a session takes to end when its server is killed
+_PREVIOUS_ENDS_WITHIN = 15.0
+
+
+async def obtain_session(
+    service: ServiceClient, user: str, server: str, wanted: Choice, default_share: str, steps: Steps
+) -> tuple[Json, Json]:
+    """The session for a user's server and how to launch it. `default_share`: for a choice that names none.
+
+    Raises Refused, with what was asked for where that is not free.
+    """
+    share = wanted.share or await _default_choice(service, default_share)
+    asked = size_words(share) + (f" ({model_words(share.model)})" if share.model else "")
+    steps.take("place", 10, f"Asked for {asked}.")
+    more = {"burst": wanted.burst, "card": wanted.card}
+    try:
+        session, launch = await service.start(user, server, share.amount, share.model, **more)
+    except Refused as refused:
+        if refused.code != "no_room":
+            raise
+        size = asked[:1].upper() + asked[1:]
+        message = f"{size} cannot be started now. {refused.jupyterhub_message}"
+        raise Refused(409, message, code="no_room") from refused
+    if session["state"] != "starting":
+        # a server of which this hub knows nothing runs in that session: it was killed between
+        # launching and remembering. Two servers must not share one session.
+        log.warning("Ending a server %s/%s that this hub does not know", user, server)
+        steps.take("place", 15, "A server left from before is being ended first.")
+        await service.end_all(user, server, wait=_PREVIOUS_ENDS_WITHIN)
+        session, launch = await service.start(user, server, share.amount, share.model, **more)
+    return session, launch
+
+
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns. A cancellation waits until it has ended, so that what it made can be undone."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # retrieved: the cancellation is what the caller hears of
+        raise
+
+
+async def _default_choice(service: ServiceClient, default_share: str) -> GPUShare:
+    """The default share if it is free, else the first that is. Raises Refused (409) if nothing is."""
+    offers = (await service.offers())["offers"]
+    wanted = GPUShare.parse(default_share)
+    free = [offer for offer in offers if offer["available"]]
+    for offer in free:
+        if offer["share"] == wanted.amount and wanted.model in (None, offer["model"]):
+            return wanted
+    if not free:
+        raise Refused(409, "Nothing is free at the moment: every share of every card is in use.", code="no_room")
+    return GPUShare.parse(f"{free[0]['model']}:{free[0]['share']}")
