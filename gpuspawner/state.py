@@ -44,7 +44,7 @@ class Settings:
         home = Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
         state = Path(env.get("GPUSPAWNER_STATE") or home / "gpuspawner").expanduser().absolute()
         text = env.get("GPUSPAWNER_PORT") or str(DEFAULT_PORT)
-        if not (text.isascii() and text.isdigit() and 1024 <= int(text[:6]) <= 65532):
+        if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1024 <= int(text) <= 65532):
             raise InvalidInput(
                 f"GPUSPAWNER_PORT: {text[:20]!r} is not allowed. Allowed: 1024 to 65532.",
                 field="GPUSPAWNER_PORT",

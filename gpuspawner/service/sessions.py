@@ -118,11 +118,13 @@ class SessionService:
                 raise NotFound("This session has ended.")
 
     def set_burst(self, session: str, burst: bool) -> None:
-        """Let a running session compute with what others leave idle, or no longer. Raises NotFound."""
+        """Let a running session compute with what others leave idle, or no longer. Raises NotFound, Conflict."""
         with self._locks[session]:
             row = self.store.session(session)
             if row is None or row.state not in LIVE:
                 raise NotFound("This session has ended.")
+            if burst and not GPUShare.parse(row.share).cards:
+                raise Conflict("This session was started without a card, so there is nothing for it to compute with.")
             self.fleet.set_burst(session, burst)
             try:
                 self.store.set_burst(session, burst)

@@ -278,6 +278,8 @@ def test_a_session_without_a_card_sees_none(node: Machine) -> None:
     for share in ("1/8", "none"):
         refused = node.api.patch(f"/sessions/{session['id']}", json={"share": share})
         assert refused.status_code in (409, 422), refused.text
+    assert node.api.patch(f"/sessions/{session['id']}", json={"burst": True}).status_code == 409
+    assert node.api.get(f"/sessions/{session['id']}").json()["burst"] is False
     until(lambda: node.api.get(f"/sessions/{session['id']}").json()["state"] == "running", what="it to run")
     node.kill_service()
     node.start_service()

@@ -20,7 +20,7 @@ def test_a_base_url_that_is_no_path_is_refused_by_name(given: str) -> None:
     assert caught.value.field == "GPUSPAWNER_BASE_URL"
 
 
-@pytest.mark.parametrize("given", ["80", "abc", "65533", "1e4", "-1", "9" * 50])
+@pytest.mark.parametrize("given", ["80", "abc", "65533", "1e4", "-1", "9" * 50, "0102400000000"])
 def test_a_port_out_of_range_is_refused_by_name(given: str) -> None:
     with pytest.raises(InvalidInput, match="GPUSPAWNER_PORT"):
         Settings.from_env({"GPUSPAWNER_PORT": given})
