@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import re
 import signal
+from contextlib import closing
 from typing import Any
 
 import pytest
 from support.common import until
 from support.hub import Hub
+from support.machine import CUDA
 
 from gpuspawner.node.limits.processes import read_alive
+
+GIB = 1 << 30
 
 pytestmark = [pytest.mark.hub, pytest.mark.timeout(300)]
 
@@ -162,9 +166,35 @@ def test_named_servers_have_sessions_and_choices_of_their_own(hub: Hub) -> None:
         assert chosen(ida.form().text) == "h100-80gb:1/4"
 
 
+@pytest.mark.case("hub-4")
+def test_two_servers_of_one_user_share_a_card_and_each_has_its_own_limit(hub: Hub) -> None:
+    with hub.user("ivy") as ivy:
+        default, named = ivy.start({"share": "1/8"}), ivy.start({"share": "1/2"}, "two")
+        assert default["cards"][0]["uuid"] == named["cards"][0]["uuid"]
+        here, there = ivy.kernel(), ivy.kernel("two")
+        for kernel, session in ((here, default), (there, named)):
+            kernel(CUDA)
+            seen = kernel("import os; print(os.environ['CUDA_VISIBLE_DEVICES'], info()[1])").split()
+            assert seen == [session["cards"][0]["uuid"], str(session["memory_bytes"])]
+        assert here(f"print(allocate({9 * GIB}), allocate({GIB}))") == "CUDA_SUCCESS CUDA_ERROR_OUT_OF_MEMORY\n"
+        assert there(f"print(allocate({30 * GIB}))") == "CUDA_SUCCESS\n"
+
+        with hub.stack.service() as service:
+            grown = service.patch(f"/sessions/{default['id']}", json={"share": "1/4"}).json()["session"]
+        assert grown["memory_bytes"] == 2 * default["memory_bytes"]
+        assert here("print(info()[1])") == f"{grown['memory_bytes']}\n"
+        assert there("print(info()[1])") == f"{named['memory_bytes']}\n"
+        assert {row["server"]: row["share"] for row in ivy.sessions()} == {"": "1/4", "two": "1/2"}
+        assert here(f"print(allocate({GIB}))") == "CUDA_SUCCESS\n"
+        ivy.stop()
+        assert there(f"print(allocate({8 * GIB}), info()[1])") == f"CUDA_SUCCESS {named['memory_bytes']}\n"
+        ivy.stop("two")
+    assert hub.free_eighths() == 16
+
+
 @pytest.mark.versions
 @pytest.mark.case("hub-12")
-@pytest.mark.parametrize("name", ["Anna@Example.org", "first last", "łukasz 東京"])
+@pytest.mark.parametrize("name", ["Anna@Example.org", "first last", "łukasz 東京", "👩‍🔬🚀", "n" * 255])
 def test_any_name_works(hub: Hub, name: str) -> None:
     # JupyterHub itself makes names lower-case
     with hub.user(name.lower()) as user:
@@ -172,6 +202,19 @@ def test_any_name_works(hub: Hub, name: str) -> None:
         assert session["user"] == name.lower()
         assert user.kernel()("import os; print(os.environ['JUPYTERHUB_USER'])") == f"{name.lower()}\n"
         user.stop()
+
+
+@pytest.mark.case("hub-12")
+@pytest.mark.parametrize("name", ["n" * 256, "🦊" * 300])
+def test_a_name_that_is_too_long_is_refused_in_words_and_holds_nothing(hub: Hub, name: str) -> None:
+    user = hub.user(name)
+    with closing(user.browser):
+        answer = user.ask({"share": "1/8"})
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["message"] == "user: String should have at most 255 characters."
+        assert "at most 255 characters" in user.submit({"share": "h100-80gb:1/8"}).text
+        assert user.server() == {}
+    assert hub.free_eighths() == 16
 
 
 @pytest.mark.case("hub-12")
