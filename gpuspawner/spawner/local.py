@@ -284,7 +284,7 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
         status = self.proc.poll()
         if status is not None:
             told = f"by signal {-status}" if status < 0 else f"with status {status}"
-            message = f"Your server ended {told} while it was starting. Its share was given back."
+            message = f"Your server ended {told} while it was starting."
             raise Refused(500, message, code="ended")
 
     def _runs(self) -> bool:

@@ -252,6 +252,7 @@ def test_every_page_is_accessible_and_fits_a_phone(
     failure = page.locator("#gpu-failure")
     expect(failure).to_contain_text("Your server ended with status 3")
     expect(failure).to_contain_text("its share of the card was given back")
+    assert failure.inner_text().count("given back") == 1
     expect(failure).to_contain_text("No module named 'jupyterlab_of_mine'")
     expect(failure).not_to_contain_text("0123456789abcdef")
     look("failure")

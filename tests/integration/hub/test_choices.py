@@ -58,6 +58,9 @@ def test_a_start_that_fails_leaves_nothing_and_the_next_may_be_without_a_card(hu
             until(lambda: not bob.server().get("pending"), 60, "the start to fail")
         else:
             assert "ended with status 1" in answer.json()["message"]
+        page = bob.browser.get("/hub/spawn-pending/bob").text
+        assert "Your server ended with status 1 while it was starting." in page
+        assert page.count("given back") == 1
         assert not bob.server().get("ready")
         assert bob.sessions() == []
         assert hub.free_eighths() == 16
