@@ -33,6 +33,7 @@ from gpuspawner.node.in_force import InForce
 from gpuspawner.node.limits import launch, measure
 from gpuspawner.node.limits.choice import Enforcers
 from gpuspawner.node.limits.enforcer import Resize
+from gpuspawner.node.overuse import Overuse
 from gpuspawner.node.records import Record, Records
 from gpuspawner.node.restoring import clear, restore
 from gpuspawner.node.sight import Holder, Sight
@@ -89,7 +90,9 @@ class Agent:
         self._enforcers = Enforcers(self.cards(), self._driver, self._sessions, name, guarded=self._guards_sessions())
         self._admission = Admission(self._cards, self._records, self._health, self._enforcers)
         context_bytes = self._measure_contexts(files)
-        self._compute = Compute(self._driver, self._records, self._lock, self._folder_of)
+        policy = policy or Policy()
+        self._overuse = Overuse(policy, is_judged=self._shares_time, clock=clock)
+        self._compute = Compute(self._driver, self._records, self._lock, self._folder_of, self._overuse.seen)
         self._in_force = InForce(
             self._cards,
             self._enforcers,
@@ -105,7 +108,7 @@ class Agent:
             self._sight,
             self._records,
             self._lock,
-            policy or Policy(),
+            policy,
             folder_of=self._folder_of,
             allowed=self._in_force.allowed,
             context_bytes=lambda card: context_bytes.get(card, 0),
@@ -156,6 +159,10 @@ class Agent:
     def resize_of(self, uuid: str) -> Resize:
         """What a change of the share means for a session that runs on a card."""
         return self._enforcers.of(uuid).resize
+
+    def _shares_time(self, uuid: str) -> bool:
+        """Whether the sessions on a card compute by turns; slices and virtual functions of it do not."""
+        return self._enforcers.of(uuid).name not in ("mig", "virtual-function")
 
     def fits(self, uuid: str) -> dict[int, int] | None:
         """How many sessions of each fraction could start on a card; None where its free eighths say it all."""
@@ -298,7 +305,7 @@ class Agent:
             )
             for uuid in failed
         ]
-        return [*of_cards, *self._gate.notices(session)]
+        return [*of_cards, *self._gate.notices(session), *self._overuse.notices(session)]
 
     def holders(self) -> list[Holder]:
         """Every process that the driver shows on this machine's cards, those of no session included.
@@ -334,7 +341,8 @@ class Agent:
                 changes += self._look_at(record)
             except Exception:
                 log.exception("session %s could not be looked at", record.session)
-        for verdict in self._gate.look(self._cards):
+        live = {record.session for record in self.records() if record.state == "live"}
+        for verdict in (*self._gate.look(self._cards), *self._overuse.look(live)):
             changes.append(Change(verdict.session, "excess", verdict.reason))
             if verdict.hopeless:
                 self.end(verdict.session, verdict.reason)

@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpuspawner.node.drivers.nvml import DriverError, NVMLDriver
 from gpuspawner.node.limits import abi, launch
 from gpuspawner.node.records import Record, Records
+from gpuspawner.processes import start_time
 from gpuspawner.share import EIGHTHS_PER_CARD
 
 log = logging.getLogger(__name__)
@@ -26,10 +27,16 @@ WHOLE = 1000
 """Parts are in thousandths of a card's time."""
 
 LOOK_SECONDS = 0.1
-"""Between two looks at what sessions use, while one has burst."""
+"""Between two looks at what sessions use, while one has burst or several compute on one card."""
+
+SELDOM_SECONDS = 0.5
+"""The same while none has and none do."""
 
 Part = tuple[int, int]
 """How much, and where its turn begins, both in thousandths."""
+
+Process = tuple[int, int]
+"""Pid and start time (clock ticks since boot)."""
 
 _IDLE = 10  # thousandths; who uses less leaves all of its part to others
 _SPARE = 30  # above what is used and not lent, so that using more shows
@@ -92,7 +99,11 @@ def split(uses: list[Use]) -> dict[str, Part]:
 
 
 class Compute:
-    """The parts of all cards of a machine. A thread looks at what is used while a session has burst."""
+    """The parts of all cards of a machine. A thread looks at what is used while there are several sessions, or one
+    with burst.
+
+    `seen` is told, of each card, all new figures: everybody's use, and percent of the card by session and process.
+    """
 
     def __init__(
         self,
@@ -100,11 +111,13 @@ class Compute:
         records: Records,
         lock: threading.RLock,
         folder_of: Callable[[str], Path],
+        seen: Callable[[str, list[Use], Mapping[str, Mapping[Process, int]]], None],
     ) -> None:
         self._driver = driver
         self._records = records
         self._lock = lock
         self._folder_of = folder_of
+        self._seen = seen
         self._parts: dict[tuple[str, str], Part] = {}  # by card and session
         self._since: dict[str, int] = {}  # by card: the newest figures seen, in the driver's microseconds
         self._used: dict[tuple[str, str], int] = {}
@@ -128,7 +141,8 @@ class Compute:
         for card in cards:
             found = turns((record.session, record.eighths) for record in self._live(card))
             self._put(card, found)
-        if any(record.burst and record.state == "live" for record in self._records.all()):
+        live = [record for record in self._records.all() if record.state == "live"]
+        if len(live) > 1 or any(record.burst for record in live):
             self._start()
 
     def close(self) -> None:
@@ -138,51 +152,67 @@ class Compute:
         if self._thread is not None:
             self._thread.join()
 
-    def look(self) -> bool:
-        """Move the parts on every card where a session has burst, once. False: none has."""
+    def look(self) -> float | None:
+        """Read what is used on every card that somebody holds, once, and move the parts where a session has burst.
+
+        Seconds until the next look; None where nobody could borrow from another or take from it.
+        """
         with self._lock:
-            records = [record for record in self._records.all() if record.state == "live"]
-        cards = sorted({card for record in records if record.burst for card in record.cards})
-        for card in cards:
-            holders = [record for record in records if card in record.cards]
-            used = self._read(card, holders)
-            if used is None:
-                continue
-            with self._lock:
-                live = {record.session: record for record in self._live(card)}
-                uses = [
-                    Use(name, each.eighths, each.burst, self._allowed(card, each), used.get(name, 0))
-                    for name, each in live.items()
-                ]
+            live = [record for record in self._records.all() if record.state == "live"]
+        bursting = {card for record in live if record.burst for card in record.cards}
+        cards = {card for record in live for card in record.cards} if len(live) > 1 else bursting
+        if not cards:
+            return None
+        read = {card: found for card in sorted(cards) if (found := self._read(card)) is not None}
+        folders = {self._folder_of(record.session): record.session for record in live}
+        owners = launch.owners(folders, {pid for _, percent in read.values() for pid in percent})
+        several = False
+        for card, (fresh, percent) in read.items():
+            shown: dict[str, dict[int, int]] = {}
+            for pid, folder in owners.items():
+                if pid in percent:
+                    shown.setdefault(folders[folder], {})[pid] = percent[pid]
+            uses = self._follow(card, fresh, shown, burst=card in bursting)
+            several |= sum(use.used > 0 for use in uses) > 1
+            if fresh:
+                self._seen(card, uses, {session: _started(pids) for session, pids in shown.items()})
+        return LOOK_SECONDS if bursting or several else SELDOM_SECONDS
+
+    def _follow(self, card: str, fresh: bool, shown: Mapping[str, Mapping[int, int]], *, burst: bool) -> list[Use]:
+        """What everybody uses of a card, those who hold nothing of it included. With `burst` the parts move."""
+        used = {session: min(WHOLE, sum(pids.values()) * WHOLE // 100) for session, pids in shown.items()}
+        with self._lock:
+            uses = []
+            for record in self._live(card):
+                key = (card, record.session)
+                # No new figures: nobody computes, or the driver has not counted anew. What was last known fades.
+                self._used[key] = used.pop(record.session, 0) if fresh else self._used.get(key, 0) // 2
+                allowed = self._allowed(card, record)
+                uses.append(Use(record.session, record.eighths, record.burst, allowed, self._used[key]))
+            if burst:
                 self._put(card, split(uses))
-        return bool(cards)
+        return [*uses, *(Use(session, 0, False, 0, had) for session, had in used.items())]
 
     def _allowed(self, card: str, record: Record) -> int:
         part, _ = self._parts.get((card, record.session), (0, 0))
         return part or record.eighths * WHOLE // EIGHTHS_PER_CARD
 
-    def _read(self, card: str, holders: list[Record]) -> dict[str, int] | None:
-        """Thousandths of the card that each session used of late; None where the driver does not say."""
+    def _read(self, card: str) -> tuple[bool, dict[int, int]] | None:
+        """Whether the driver has new figures, and percent of the card by process; None where it does not say."""
         since = self._since.get(card, 0)
         try:
             newest, by_process = self._driver.utilization(card, since)
         except DriverError as error:
             if card not in self._without:
                 self._without.add(card)
-                log.warning("Nothing that is idle on card %s is lent: %s Said once.", card, error)
+                log.warning(
+                    "Nothing that is idle on card %s is lent, and nobody sees who computes too long: %s Said once.",
+                    card,
+                    error,
+                )
             return None
-        folders = {self._folder_of(record.session): record.session for record in holders}
-        owners = launch.owners(folders, by_process)
-        sums = dict.fromkeys(folders.values(), 0)
-        for pid, percent in by_process.items():
-            if pid in owners:
-                sums[folders[owners[pid]]] += percent * WHOLE // 100
-        if newest == since:  # nobody computes, or the driver has not counted anew: what was last known fades
-            sums = {session: self._used.get((card, session), 0) // 2 for session in sums}
         self._since[card] = newest
-        for session, used in sums.items():
-            self._used[card, session] = min(used, WHOLE)
-        return {session: min(used, WHOLE) for session, used in sums.items()}
+        return newest != since, by_process
 
     def _put(self, card: str, parts: dict[str, Part]) -> None:
         """Write what has changed. A session without a file has none yet, or none any more."""
@@ -213,8 +243,13 @@ class Compute:
         while not self._over:
             self._wake.clear()
             try:
-                some = self.look()
+                seconds = self.look()
             except Exception:
-                log.exception("what is idle could not be lent")
-                some = True
-            self._wake.wait(LOOK_SECONDS if some else None)
+                log.exception("what sessions use of their cards could not be looked at")
+                seconds = SELDOM_SECONDS
+            self._wake.wait(seconds)
+
+
+def _started(pids: Mapping[int, int]) -> dict[Process, int]:
+    """Without those that have just ended."""
+    return {(pid, started): percent for pid, percent in pids.items() if (started := start_time(pid)) is not None}

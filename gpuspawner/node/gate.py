@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 Action = Literal["warn", "freeze", "end"]
 ACTIONS: tuple[Action, ...] = ("warn", "freeze", "end")
+ComputeAction = Literal["warn", "end"]
+COMPUTE_ACTIONS: tuple[ComputeAction, ...] = ("warn", "end")
 
 #: A context where the node could not measure one, so that the shim charges nothing for it.
 UNMEASURED_CONTEXT_BYTES = 1 << 30
@@ -41,23 +43,29 @@ class Policy:
 
     `warn`: say it. `freeze`: new allocations of the session fail too. `end`: and after `seconds` the process that
     holds what it did not account for is ended. `tolerance_bytes` for each session and card: memory that honest
-    programs get from the driver without asking for it, such as code loaded onto the card.
+    programs get from the driver without asking for it, such as code loaded onto the card. `compute`: the same for who
+    computes longer than its share, `end` after `seconds` of it.
     """
 
     action: Action = "end"
     seconds: float = 30.0
     tolerance_bytes: int = 512 << 20
+    compute: ComputeAction = "warn"
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Policy:
-        """From GPUSPAWNER_EXCESS_POLICY, _SECONDS and _TOLERANCE_MIB. Raises InvalidInput."""
+        """From GPUSPAWNER_EXCESS_POLICY, _SECONDS, _TOLERANCE_MIB, GPUSPAWNER_COMPUTE_POLICY. Raises InvalidInput."""
         action = env.get("GPUSPAWNER_EXCESS_POLICY") or cls.action
         if action not in ACTIONS:
             raise _not_allowed("GPUSPAWNER_EXCESS_POLICY", action, ", ".join(ACTIONS))
+        compute = env.get("GPUSPAWNER_COMPUTE_POLICY") or cls.compute
+        if compute not in COMPUTE_ACTIONS:
+            raise _not_allowed("GPUSPAWNER_COMPUTE_POLICY", compute, ", ".join(COMPUTE_ACTIONS))
         return cls(
             action,
             _whole(env, "GPUSPAWNER_EXCESS_SECONDS", int(cls.seconds), 86_400),
             _whole(env, "GPUSPAWNER_EXCESS_TOLERANCE_MIB", cls.tolerance_bytes >> 20, 1 << 20) << 20,
+            compute,
         )
 
 
@@ -66,7 +74,7 @@ class Notice:
     """Something that a session's user should know. Times are seconds since the epoch; `deadline` where something
     will be done."""
 
-    code: Literal["over_limit", "frozen", "process_ended", "shrunk", "card_failed"]
+    code: Literal["over_limit", "over_compute", "frozen", "process_ended", "shrunk", "card_failed"]
     message: str
     since: float
     deadline: float | None = None
@@ -241,7 +249,7 @@ class Gate:
             if holder.started is None or (holder.pid, holder.started) in case.ended:
                 continue  # it is going, and the driver will show it
             case.ended.add((holder.pid, holder.started))
-            name = _name(holder.pid)
+            name = name_of(holder.pid)
             if not end_process(holder.pid, holder.started):
                 continue
             text = f"process {holder.pid} ({name}) was ended: it held {gib(used)} of card {card}"
@@ -260,7 +268,7 @@ class Gate:
         verdicts = []
         for holder in own:
             if holder.started is not None and not launch.session_alive(self._folder_of(record.session)):
-                name = _name(holder.pid)
+                name = name_of(holder.pid)
                 if end_process(holder.pid, holder.started):
                     reason = f"process {holder.pid} ({name}) outlived the session and was ended"
                     log.warning("session %s: %s", record.session, reason)
@@ -292,7 +300,7 @@ class Gate:
             return f"{text} Free {gib(used - allowed)}."
         pid = ranked[0][0].pid
         when = datetime.fromtimestamp(deadline, UTC).strftime("%H:%M:%S")
-        return f"{text} Free {gib(used - allowed)} before {when} UTC, or process {pid} ({_name(pid)}) is ended."
+        return f"{text} Free {gib(used - allowed)} before {when} UTC, or process {pid} ({name_of(pid)}) is ended."
 
     def _grace(self, session: str) -> float:
         """Seconds from the first sight of excess to the end of a process: what is left of them, so that coming back
@@ -328,7 +336,7 @@ class Gate:
         now = {(holder.pid, holder.started) for holder in holders if holder.session is None}
         for pid, started in sorted(now - self._strangers.get(card, set()), key=lambda each: each[0]):
             if started is not None:
-                log.warning("process %d (%s) holds memory of card %s and is of no session", pid, _name(pid), card)
+                log.warning("process %d (%s) holds memory of card %s and is of no session", pid, name_of(pid), card)
         self._strangers[card] = now
 
 
@@ -337,7 +345,7 @@ def gib(size: int) -> str:
     return f"{-(-size * 100 // 2**30) / 100:.2f} GiB"
 
 
-def _name(pid: int) -> str:
+def name_of(pid: int) -> str:
     """A process's own name for itself, made harmless: a session chooses it."""
     try:
         text = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()

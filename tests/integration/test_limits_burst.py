@@ -2,62 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.compute import HERE
+from support.busy import Busy
 from support.limits import wait_until
-from support.machine import Machine, machine
-
-_COMPUTE = """
-import subprocess
-load = subprocess.Popen(["./compute", "1000", "plain", "0"], stdout=subprocess.PIPE)
-assert load.stdout.readline() == b"ready\\n"
-"""
-
-
-class Busy:
-    """A machine, and a program that computes without end in each session."""
-
-    def __init__(self, folder: Path, made: Machine) -> None:
-        self.machine = made
-        self.program = folder / "compute"
-        subprocess.run(["cc", "-O1", "-o", self.program, HERE / "compute.c", "-ldl"], check=True)
-
-    def start(self, user: str, share: str, **more: object) -> dict[str, Any]:
-        session, program = self.machine.start(user, share, **more)
-        home = Path(program("import os; os.getcwd()") or program("os.getcwd()"))
-        (home / "compute").write_bytes(self.program.read_bytes())
-        (home / "compute").chmod(0o755)
-        program(_COMPUTE)
-        return session
-
-    def shares(self, seconds: float = 1.0) -> dict[str, float]:
-        """Percent of the card by session, as the device counts it."""
-
-        def read() -> tuple[int, dict[int, int]]:
-            with self.machine.cards.connect() as control:
-                state = control.state()
-            return state["clock_ns"], {row["pid"]: row["busy_ns"] for row in state["processes"]}
-
-        before, had = read()
-        time.sleep(seconds)
-        after, has = read()
-        found: dict[str, float] = {}
-        for holder in self.machine.api.get("/processes").json()["processes"]:
-            busy = has.get(holder["pid"], 0) - had.get(holder["pid"], 0)
-            found[holder["session"]] = found.get(holder["session"], 0) + 100 * busy / (after - before)
-        return found
-
-    def patch(self, session: dict[str, Any], **body: object) -> dict[str, Any]:
-        answer = self.machine.api.patch(f"/sessions/{session['id']}", json=body)
-        assert answer.status_code == 200, answer.text
-        found: dict[str, Any] = answer.json()["session"]
-        return found
+from support.machine import machine
 
 
 @pytest.fixture

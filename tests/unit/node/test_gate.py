@@ -249,19 +249,26 @@ def test_the_excuse_is_over_once_the_limit_is_kept(world: Callable[..., World]) 
 
 @pytest.mark.parametrize(
     ("name", "given"),
-    [("POLICY", "kill"), ("SECONDS", "-1"), ("SECONDS", "1.5"), ("SECONDS", "86401"), ("TOLERANCE_MIB", "lots")],
+    [
+        ("EXCESS_POLICY", "kill"),
+        ("EXCESS_SECONDS", "-1"),
+        ("EXCESS_SECONDS", "1.5"),
+        ("EXCESS_SECONDS", "86401"),
+        ("EXCESS_TOLERANCE_MIB", "lots"),
+        ("COMPUTE_POLICY", "freeze"),
+    ],
 )
 def test_settings_that_mean_nothing_are_refused_by_name(name: str, given: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        Policy.from_env({f"GPUSPAWNER_EXCESS_{name}": given})
-    assert refused.value.field == f"GPUSPAWNER_EXCESS_{name}"
+        Policy.from_env({f"GPUSPAWNER_{name}": given})
+    assert refused.value.field == f"GPUSPAWNER_{name}"
 
 
 def test_settings() -> None:
-    assert Policy.from_env({}) == Policy("end", 30.0, 512 << 20)
-    given = {"POLICY": "freeze", "SECONDS": "0", "TOLERANCE_MIB": "0"}
-    assert Policy.from_env({f"GPUSPAWNER_EXCESS_{name}": value for name, value in given.items()}) == Policy(
-        "freeze", 0.0, 0
+    assert Policy.from_env({}) == Policy("end", 30.0, 512 << 20, "warn")
+    given = {"EXCESS_POLICY": "freeze", "EXCESS_SECONDS": "0", "EXCESS_TOLERANCE_MIB": "0", "COMPUTE_POLICY": "end"}
+    assert Policy.from_env({f"GPUSPAWNER_{name}": value for name, value in given.items()}) == Policy(
+        "freeze", 0.0, 0, "end"
     )
 
 
