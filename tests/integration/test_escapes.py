@@ -8,36 +8,17 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.common import until
-from support.escapes import GIB, Attempts
+from support.escapes import GIB, Mallory
 from support.machine import CUDA, Machine, machine
 
 from gpuspawner.node.gate import gib
 from gpuspawner.node.limits import abi, launch
 from gpuspawner.simulation import BIN
 
-OUT_OF_MEMORY = 2
 GRACE = 1
-
-# Holds memory past the limit for less than GRACE, then less than the limit, for ever.
-_BY_TURNS = f"""
-process = subprocess.Popen([sys.executable, "-c", '''
-import ctypes, time
-cuda = ctypes.CDLL("/run/gpuspawner/driver/libcuda.so.1")
-context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
-assert cuda.cuInit(0) == 0
-assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-assert cuda.cuCtxSetCurrent(context) == 0
-while True:
-    assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t({20 * GIB})) == 0
-    time.sleep({0.6 * GRACE})
-    assert cuda.cuMemFree_v2(pointer) == 0
-    time.sleep({GRACE})
-'''])
-"""
 
 guarded = pytest.mark.skipif(launch.probe() != "guarded", reason="this machine allows no namespaces")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="sessions have user ids of their own only under root")
@@ -48,47 +29,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     settings = {"GPUSPAWNER_EXCESS_SECONDS": str(GRACE), "GPUSPAWNER_ENFORCERS": "shim"}
     with machine(tmp_path_factory.mktemp("escapes"), env=settings) as found:
         yield found
-
-
-class Mallory:
-    """A session of an eighth that wants more."""
-
-    def __init__(self, made: Machine, number: int) -> None:
-        self.machine = made
-        self.user = f"mallory{number}"
-        self.session, self.program = made.start(self.user, "1/8")
-        self.allowed = self.session["memory_bytes"]
-        home = self.program("os.environ['HOME']")
-        self.attempts = Attempts(self.program, home)
-
-    def shown(self) -> dict[str, Any]:
-        answer = self.machine.api.get(f"/sessions/{self.session['id']}")
-        assert answer.status_code == 200, answer.text
-        found: dict[str, Any] = answer.json()
-        return found
-
-    def codes(self) -> list[str]:
-        return [notice["code"] for notice in self.shown()["notices"]]
-
-    def excesses(self) -> list[str]:
-        events = self.machine.api.get("/events", params={"session": self.session["id"]}).json()["events"]
-        return [event["reason"] for event in reversed(events) if event["kind"] == "excess"]
-
-    def is_ended(self, pid: int) -> None:
-        """The process is seen and ended, its memory is back, the honest one lives, and everybody is told."""
-        until(lambda: self.attempts.ended(pid), 20, "the end of the process")
-        until(lambda: self.shown()["memory_used_bytes"] <= self.allowed, 20, "its memory")
-        assert self.program("1 + 1") == 2
-        until(lambda: self.codes() == ["process_ended"], 20, "the notices")
-        excesses = self.excesses()
-        assert f"may use {gib(self.allowed)}" in excesses[0]
-        assert "was ended" in excesses[-1]
-
-    def is_held(self, status: int) -> None:
-        """Nothing was got."""
-        assert status == OUT_OF_MEMORY
-        assert self.shown()["memory_used_bytes"] <= self.allowed
-        assert self.codes() == []
 
 
 @pytest.fixture
@@ -248,10 +188,7 @@ def test_a_second_time_there_is_no_grace(mallory: Mallory) -> None:
 @guarded
 def test_coming_back_within_the_limit_for_a_moment_gains_no_new_grace(mallory: Mallory) -> None:
     """A program that is over the limit for less than the grace each time, again and again."""
-    mallory.program(_BY_TURNS)
-    pid = mallory.program("process.pid")
-    mallory.program(f"started[{pid}] = process")
-    mallory.is_ended(pid)
+    mallory.is_ended(mallory.attempts.by_turns("/run/gpuspawner/driver/libcuda.so.1", GRACE))
 
 
 @guarded
