@@ -67,6 +67,10 @@ class Described:
         """None: nobody starts anything here."""
         return []
 
+    def busy(self) -> dict[str, bool | None]:
+        """Nobody works here."""
+        return {}
+
     def watch(self) -> list[FleetChange]:
         """Nothing happens."""
         return []

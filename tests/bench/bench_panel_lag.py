@@ -46,7 +46,7 @@ def _measure(page: Page, socket: Path) -> list[float]:
     with Control(socket) as card:
         for change in range(CHANGES):
             time.sleep(0.2 + dice.random())  # at any moment between two samples
-            value = 100 + change
+            value = 30 + change
             changed = time.time()
             card.set(0, "temperature", value)
             seen = page.wait_for_function("value => window.seen[value]", arg=str(value), polling=50)

@@ -21,7 +21,7 @@ SCHEMA = Path(__file__).with_name("telemetry.yaml")
 SCHEMA_ID = "urn:gpuspawner:telemetry:1"
 
 #: Seconds for which the service's answer is used again by telemetry.
-SESSION_SECONDS = 2.0
+SESSION_SECONDS = 5.0
 #: Seconds that one sample waits for a slow service before it goes out with what is known.
 SERVICE_PATIENCE = 0.5
 #: Seconds that one sample waits for the driver.
