@@ -135,7 +135,7 @@ def test_live_in_lab_and_honest_when_opened_again(page: Page, hub: Stack, pictur
         server.end_kernels()
         page.evaluate("window.onbeforeunload = null")
         page.goto(server.base + "lab/tree/share.ipynb?reset")
-        old = page.get_by_label("GPU share").first
+        old = page.locator(".jp-Notebook").get_by_label("GPU share").first  # and not the panel
         expect(old).to_contain_text(re.compile(r"Not live\. Last figures from \d"))
         expect(old).to_contain_text("yours 4/8")
         expect(old.get_by_role("radio", name=re.compile(r"^1\/8"))).to_be_disabled()

@@ -61,7 +61,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0 || connect(fd, (struct sockaddr *)&address, length))
         abort();
-    client_accept();
+    client_accept(sim.listen_fd, size > 0 && data[0] % 2); /* commands are for its own socket alone */
     for (size_t at = 0; at < size && sim.clients != NULL;) {
         size_t most = size - at - 1, part = data[at] < most ? data[at] : most;
         speak(fd, data + at + 1, part);
