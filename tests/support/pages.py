@@ -46,6 +46,8 @@ def start_lab(page: Page, hub: Stack, user: str, share: str) -> None:
     page.goto(f"{hub.url}/user/{user}/lab/tree/tour.ipynb")
     page.wait_for_url(re.compile(rf"/user/{user}/lab"), timeout=90_000)
     expect(page.locator(".jp-gpu-item")).to_be_visible(timeout=90_000)
+    # JupyterLab opens the notebook of its address last: before that, it would come to the front over another one.
+    expect(page.get_by_role("contentinfo")).to_contain_text("tour.ipynb", timeout=90_000)
 
 
 def put(hub: Stack, user: str, name: str, content: str) -> Path:
