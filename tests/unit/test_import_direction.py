@@ -8,7 +8,7 @@ import pytest
 import gpuspawner
 
 PACKAGE = Path(gpuspawner.__file__).parent
-VOCABULARY = {"share", "card", "errors", "state", "processes", "idle"}
+VOCABULARY = {"share", "card", "errors", "state", "processes", "idle", "kubernetes_names"}
 MAY_IMPORT = {
     "share": {"errors"},
     "card": set(),
@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "state": {"errors"},
     "idle": {"errors"},
     "processes": set(),
+    "kubernetes_names": set(),
     "simulation": {"errors", "card"},
     "node": VOCABULARY | {"simulation"},
     "fleet": VOCABULARY | {"node"},
