@@ -65,7 +65,7 @@ setup: $(STAMPS)/runtime $(STAMPS)/package $(STAMPS)/proxy $(STAMPS)/simulation 
 setup-dev: $(STAMPS)/dev setup $(STAMPS)/bytecode-dev $(STAMPS)/browser $(STAMPS)/cppcheck ## set up all that `make test` needs
 
 lock: $(STAMPS)/venv ## resolve the Python dependencies anew
-	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra oauth --extra dev --extra docs --upgrade -q -o requirements/lock.txt
+	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra oauth --extra kubernetes --extra dev --extra docs --upgrade -q -o requirements/lock.txt
 	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra oauth -c requirements/lock.txt -q -o requirements/runtime.txt
 
 clean: ## remove everything that set-up made here (not your notebooks: those are in the state folder)
