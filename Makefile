@@ -19,7 +19,7 @@ limits_src := $(wildcard gpuspawner/node/limits/Makefile $(shell find gpuspawner
 lab_src := $(shell find extensions/lab/src extensions/lab/style -type f 2>/dev/null) $(wildcard extensions/lab/tsconfig*.json)
 lab_py := $(shell find extensions/lab/gpuspawner_lab extensions/lab/jupyter-config -type f -not -path '*/labextension/*' -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help up stop status test test-hub5 soak lint docs check-c bench setup setup-dev lock clean
+.PHONY: help up stop status test test-hub5 test-runtime soak lint docs check-c bench setup setup-dev lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -40,6 +40,9 @@ test: setup-dev ## check style and types and run every test
 
 test-hub5: setup-dev $(STAMPS)/hub5 ## run the tests of the hub that differ by version with JupyterHub 5
 	@GPUSPAWNER_TEST_PYTHON=$(HUB5)/bin/python $(PY) -m pytest -q -m versions tests/integration/hub
+
+test-runtime: ## run the tests of the runtime, in an environment of their own with PyTorch (4.5 GB)
+	@python="$$(tools/runtime-env)"; $$python -m pytest -q $${PYTEST_ARGS:-} tests/runtime
 
 soak: setup-dev ## let people, clocks and faults do what they will for half an hour (GPUSPAWNER_SOAK_SECONDS)
 	@GPUSPAWNER_SOAK_SECONDS=$${GPUSPAWNER_SOAK_SECONDS:-1800} $(PY) -m pytest -q -s tests/integration/test_properties.py
@@ -67,6 +70,8 @@ setup-dev: $(STAMPS)/dev setup $(STAMPS)/bytecode-dev $(STAMPS)/browser $(STAMPS
 lock: $(STAMPS)/venv ## resolve the Python dependencies anew
 	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra oauth --extra kubernetes --extra dev --extra docs --upgrade -q -o requirements/lock.txt
 	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra oauth -c requirements/lock.txt -q -o requirements/runtime.txt
+	grep -E '^[a-z0-9._-]+==' requirements/lock.txt | grep -vE '^(cuda|nvidia)-' | sed 's/ *\\$$//' > $(STAMPS)/same.txt
+	$(UV) pip compile images/runtime/pyproject.toml requirements/torch.in --override requirements/torch-overrides.in --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra torch --extra test -c $(STAMPS)/same.txt --upgrade -q -o requirements/torch.txt
 
 clean: ## remove everything that set-up made here (not your notebooks: those are in the state folder)
 	rm -rf .venv $(STAMPS) node_modules extensions/lab/node_modules extensions/lab/lib extensions/lab/gpuspawner_lab/labextension extensions/lab/*.tsbuildinfo

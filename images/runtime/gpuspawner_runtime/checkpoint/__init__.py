@@ -1,0 +1,1 @@
+"""Checkpoints: snapshot, writer, store, state of a run."""

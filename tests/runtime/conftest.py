@@ -1,0 +1,29 @@
+"""For the tests of the runtime. They run in its own environment, with PyTorch: `make test-runtime`."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: What processes that tests start find on their path.
+PATHS = [str(ROOT / "images" / "runtime"), str(ROOT / "tests")]
+
+if find_spec("torch") is None:  # the hub's environment: `tools/test` runs these tests apart
+    collect_ignore_glob = ["*"]
+
+os.environ["PYTHONPATH"] = os.pathsep.join([*PATHS, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of its own for each test: state files, checkpoints and caches go there."""
+    place = tmp_path / "home"
+    place.mkdir()
+    monkeypatch.setenv("HOME", str(place))
+    for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return place
