@@ -23,12 +23,13 @@ class Admission:
 
     def free(self, without: str | None = None) -> dict[str, int]:
         """Eighths free on each card, by uuid, as if session `without` had none."""
-        taken = self._records.in_force(without)
+        taken = self._records.charged(without)
         return {uuid: EIGHTHS_PER_CARD - taken[uuid] for uuid in self._cards}
 
-    def check_room(self, session: str, cards: tuple[str, ...], eighths: int) -> None:
-        """Whether a session may have `eighths` of each card. Raises NotFound for a card, NoRoom."""
-        free = self.free(without=session)
+    def check_room(self, session: str, cards: tuple[str, ...], eighths: int, reserved: int = 0) -> None:
+        """Whether a session may have `eighths` of each card, with `reserved` for others that are still to come.
+        Raises NotFound for a card, NoRoom."""
+        free = {uuid: max(0, count - reserved) for uuid, count in self.free(without=session).items()}
         for uuid in cards:
             if uuid not in free:
                 raise NotFound(f"There is no card {uuid} on this machine.", field="card", given=uuid)

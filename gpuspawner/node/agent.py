@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from gpuspawner.card import Card
 from gpuspawner.errors import Conflict, GPUSpawnerError, InUse, NotFound, Unavailable
@@ -34,6 +34,7 @@ from gpuspawner.node.limits import launch, measure
 from gpuspawner.node.limits.choice import Enforcers
 from gpuspawner.node.limits.enforcer import Resize
 from gpuspawner.node.overuse import Overuse
+from gpuspawner.node.presence import LAUNCHED, Presence
 from gpuspawner.node.records import Record, Records
 from gpuspawner.node.restoring import clear, restore
 from gpuspawner.node.sight import Holder, Sight
@@ -41,6 +42,7 @@ from gpuspawner.node.starting import Started, Starter, driver_files
 from gpuspawner.share import GPUShare, eighths_text
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 #: A session that never started a process gives its eighths back after this many seconds.
 START_TIMEOUT = 300.0
@@ -67,8 +69,10 @@ class Agent:
         policy: Policy | None = None,
         start_timeout: float = START_TIMEOUT,
         clock: Callable[[], float] = time.monotonic,
+        presence: Presence = LAUNCHED,
     ) -> None:
         self._state = state
+        self._presence = presence
         self._folder = state / "node"
         self._sessions = self._folder / "sessions"
         self._sessions.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -92,7 +96,9 @@ class Agent:
         context_bytes = self._measure_contexts(files)
         policy = policy or Policy()
         self._overuse = Overuse(policy, is_judged=self._shares_time, clock=clock)
-        self._compute = Compute(self._driver, self._records, self._lock, self._folder_of, self._overuse.seen)
+        self._compute = Compute(
+            self._driver, self._records, self._lock, self._folder_of, self._overuse.seen, presence=presence
+        )
         self._in_force = InForce(
             self._cards,
             self._enforcers,
@@ -103,7 +109,7 @@ class Agent:
         )
         accounts = Accounts(self._records.database, state / "users", own_uids=self._own_uids)
         self._starter = Starter(state, accounts, files, self._enforcers, self._in_force, self._folder_of)
-        self._sight = Sight(self._driver, self._folder_of)
+        self._sight = Sight(self._driver, self._folder_of, presence)
         self._gate = Gate(
             self._sight,
             self._records,
@@ -114,11 +120,12 @@ class Agent:
             context_bytes=lambda card: context_bytes.get(card, 0),
             freeze=lambda record: self._in_force.apply(record, record.eighths),
             clock=clock,
+            presence=presence,
         )
         with self._lock:
-            restore(self._sessions, self._records, self._in_force)
+            restore(self._sessions, self._records, self._in_force, presence)
             self._compute.settle(self._cards)
-            clear(self._sessions, self._records, self._enforcers, self._cards)
+            clear(self._sessions, self._records, self._enforcers, self._cards, presence)
 
     def close(self) -> None:
         """Let another process own the state folder."""
@@ -198,6 +205,15 @@ class Agent:
 
         Raises NoRoom, NotFound (card), Conflict (a session of that name).
         """
+        return self._put_in_force(session, user, cards, eighths, burst, self._starter.start)
+
+    def hold(self, session: str, user: str, cards: tuple[str, ...], eighths: int, *, burst: bool = False) -> Record:
+        """The same for a session whose processes somebody else starts, such as a container runtime."""
+        return self._put_in_force(session, user, cards, eighths, burst, lambda record: record)
+
+    def _put_in_force(
+        self, session: str, user: str, cards: tuple[str, ...], eighths: int, burst: bool, then: Callable[[Record], T]
+    ) -> T:
         with self._lock:
             if self._records.get(session) is not None:
                 raise Conflict(f"There is a session {session} already.")
@@ -208,7 +224,7 @@ class Agent:
             try:
                 self._in_force.apply(record, eighths)
                 self._compute.settle(cards)
-                return self._starter.start(record)
+                return then(record)
             except Exception:
                 with contextlib.suppress(GPUSpawnerError):
                     self._enforcers.release(session, cards)
@@ -222,12 +238,24 @@ class Agent:
         with self._lock:
             return self._starter.start(self._live(session))
 
-    def resize(self, session: str, eighths: int, *, forced: bool = False) -> None:
+    def resize(
+        self,
+        session: str,
+        eighths: int,
+        *,
+        forced: bool = False,
+        reserved: Callable[[], int] = lambda: 0,
+        keep_charged: bool = False,
+    ) -> None:
         """Change what a live session has of its card, in the running processes.
 
         Raises NoRoom for a grow that the card cannot hold, InUse for a shrink below what the driver shows in
         use, Conflict for sessions with several cards; nothing is changed then. A `forced` shrink is done in any case:
         what is used is excused from then on as it falls, and nothing new is allocated until the limit is kept.
+
+        `reserved`: eighths of the card that a grow must leave to others who are still to come, asked with the lock
+        held. `keep_charged`: what a forced shrink takes from the session is nobody else's until the driver shows it
+        unused.
         """
         with self._lock:
             record = self._live(session)
@@ -238,15 +266,15 @@ class Agent:
             self._admission.check_live_resize(record.cards[0])
             if eighths > record.eighths:
                 self._admission.check_health(record.cards)
-                self._admission.check_room(session, record.cards, eighths)
-                self._records.change(session, eighths=eighths)
+                self._admission.check_room(session, record.cards, eighths, reserved())
+                self._records.change(session, eighths=eighths, over=max(0, record.charged - eighths))
                 try:
                     self._in_force.apply(record, eighths)
                 except Exception:
-                    self._records.change(session, eighths=record.eighths)
+                    self._records.change(session, eighths=record.eighths, over=record.over)
                     raise
             else:
-                self._shrink(record, eighths, forced)
+                self._shrink(record, eighths, forced, record.charged - eighths if keep_charged else 0)
             self._compute.settle(record.cards)
 
     def set_burst(self, session: str, burst: bool) -> None:
@@ -277,14 +305,14 @@ class Agent:
                 self._compute.settle(record.cards)
             self._ending.add(session)
         try:
-            launch.end_session(self._folder_of(session), timeout=10.0)
+            self._presence.end(self._folder_of(session), timeout=10.0)
         finally:
             self._ending.discard(session)
         return self._free_if_gone(session)
 
     def alive(self, session: str) -> bool:
         """Whether any process of the session is left."""
-        return launch.session_alive(self._folder_of(session))
+        return self._presence.alive(self._folder_of(session))
 
     def used_bytes(self, session: str) -> int | None:
         """Card memory that the driver shows for the session's processes; None when it cannot say."""
@@ -326,7 +354,7 @@ class Agent:
         live = {record.session: record.cards for record in self.records() if record.state == "live"}
         folders = [self._folder_of(session) for session in live]
         return self._activity.look(
-            live, lambda pids: {pid: folder.name for pid, folder in launch.owners(folders, pids).items()}
+            live, lambda pids: {pid: folder.name for pid, folder in self._presence.owners(folders, pids).items()}
         )
 
     def watch(self) -> list[Change]:
@@ -357,6 +385,8 @@ class Agent:
                 with self._lock:
                     self._records.change(record.session, launched=True)
                 changes.append(Change(record.session, "launched", "its first process runs"))
+            if record.over and self._give_back_unused(record.session):
+                changes.append(Change(record.session, "freed", "what it had to give back is unused"))
             reason = self._over(record, alive)
             if reason is None:
                 return changes
@@ -364,7 +394,7 @@ class Agent:
             changes.append(Change(record.session, "ended", reason))
         elif alive and record.session not in self._ending:
             # whoever was to end it was killed, or could not
-            launch.end_session(self._folder_of(record.session), timeout=1.0)
+            self._presence.end(self._folder_of(record.session), timeout=1.0)
         if self._free_if_gone(record.session):
             changes.append(Change(record.session, "freed", "the driver shows none of its memory left"))
         return changes
@@ -375,7 +405,9 @@ class Agent:
             return None
         # A process may come and go between two looks, but not without leaving a trace. Looked at in this order:
         # where there is a trace and then nobody, it is over; it may also just have started.
-        if record.launched or (launch.was_started(self._folder_of(record.session)) and not self.alive(record.session)):
+        if record.launched or (
+            self._presence.was_started(self._folder_of(record.session)) and not self.alive(record.session)
+        ):
             return "its last process ended"
         if self._clock() - self._waiting.setdefault(record.session, self._clock()) > self._start_timeout:
             return f"no process of it started within {self._start_timeout:.0f} s"
@@ -387,7 +419,7 @@ class Agent:
             raise NotFound(f"Session {session} has no share on this machine.")
         return record
 
-    def _shrink(self, record: Record, eighths: int, forced: bool) -> None:
+    def _shrink(self, record: Record, eighths: int, forced: bool, over: int) -> None:
         allowed = GPUShare(eighths).memory_bytes(self._cards[record.cards[0]].memory_bytes)
         try:
             self._in_force.apply(record, eighths, insist=not forced)
@@ -396,7 +428,8 @@ class Agent:
                 # Not known is as bad as all that it might have used.
                 before = self._in_force.allowed(record, record.cards[0])
                 self._gate.excuse(record, record.cards[0], before if used is None else min(used, before))
-                self._records.change(record.session, eighths=eighths)
+                still_used = used is None or used > allowed
+                self._records.change(record.session, eighths=eighths, over=over if still_used else 0)
                 return
             if used is None:
                 raise Unavailable("The driver does not say how much memory is in use, so nothing was changed.")
@@ -408,10 +441,22 @@ class Agent:
                     used_bytes=used,
                     allowed_bytes=allowed,
                 )
-            self._records.change(record.session, eighths=eighths)
+            self._records.change(record.session, eighths=eighths, over=0)
         except Exception:
             self._in_force.apply(record, record.eighths)
             raise
+
+    def _give_back_unused(self, session: str) -> bool:
+        """What a forced shrink left charged is others' as soon as the driver shows it unused."""
+        with self._lock:
+            record = self._records.get(session)
+            if record is None or record.state != "live" or not record.over:
+                return False
+            used = self._sight.used(record)
+            if used is None or used > self._in_force.allowed(record, record.cards[0]):
+                return False
+            self._records.change(session, over=0)
+        return True
 
     def _free_if_gone(self, session: str) -> bool:
         record = self._records.get(session)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gpuspawner.node.drivers.nvml import DriverError, NVMLDriver
 from gpuspawner.node.limits import abi, launch
+from gpuspawner.node.presence import LAUNCHED, Presence
 from gpuspawner.node.records import Record, Records
 from gpuspawner.processes import start_time
 from gpuspawner.share import EIGHTHS_PER_CARD
@@ -112,8 +113,10 @@ class Compute:
         lock: threading.RLock,
         folder_of: Callable[[str], Path],
         seen: Callable[[str, list[Use], Mapping[str, Mapping[Process, int]]], None],
+        presence: Presence = LAUNCHED,
     ) -> None:
         self._driver = driver
+        self._presence = presence
         self._records = records
         self._lock = lock
         self._folder_of = folder_of
@@ -165,7 +168,7 @@ class Compute:
             return None
         read = {card: found for card in sorted(cards) if (found := self._read(card)) is not None}
         folders = {self._folder_of(record.session): record.session for record in live}
-        owners = launch.owners(folders, {pid for _, percent in read.values() for pid in percent})
+        owners = self._presence.owners(folders, {pid for _, percent in read.values() for pid in percent})
         several = False
         for card, (fresh, percent) in read.items():
             shown: dict[str, dict[int, int]] = {}

@@ -16,6 +16,7 @@ from typing import Literal
 from gpuspawner.errors import InvalidInput
 from gpuspawner.node.excused import Excused
 from gpuspawner.node.limits import abi, launch
+from gpuspawner.node.presence import LAUNCHED, Presence
 from gpuspawner.node.records import Record, Records
 from gpuspawner.node.sight import Holder, Sight, end_process
 
@@ -130,6 +131,7 @@ class Gate:
         context_bytes: Callable[[str], int],
         freeze: Callable[[Record], None],
         clock: Callable[[], float] = time.monotonic,
+        presence: Presence = LAUNCHED,
     ) -> None:
         self._sight = sight
         self._records = records
@@ -140,6 +142,7 @@ class Gate:
         self._context_bytes = context_bytes
         self._freeze = freeze
         self._clock = clock
+        self._presence = presence
         self._cases: dict[tuple[str, str], _Case] = {}
         self._frozen: set[str] = set()
         self._past: defaultdict[str, _Past] = defaultdict(_Past)
@@ -267,7 +270,7 @@ class Gate:
         """Nothing of an ended session may stay: a process that slipped out of it is ended."""
         verdicts = []
         for holder in own:
-            if holder.started is not None and not launch.session_alive(self._folder_of(record.session)):
+            if holder.started is not None and not self._presence.alive(self._folder_of(record.session)):
                 name = name_of(holder.pid)
                 if end_process(holder.pid, holder.started):
                     reason = f"process {holder.pid} ({name}) outlived the session and was ended"

@@ -25,12 +25,13 @@ CREATE TABLE IF NOT EXISTS records (
     launched INTEGER NOT NULL,
     created REAL NOT NULL,
     pids TEXT NOT NULL DEFAULT '[]',
-    burst INTEGER NOT NULL DEFAULT 0
+    burst INTEGER NOT NULL DEFAULT 0,
+    over INTEGER NOT NULL DEFAULT 0
 );
 """
 
 
-_COLUMNS = "session, user, cards, eighths, state, launched, created, pids, burst"
+_COLUMNS = "session, user, cards, eighths, state, launched, created, pids, burst, over"
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Record:
     `held`: the session has ended, but the driver still shows memory of it, so that its eighths are not free.
     `launched`: a process of it was seen. `created` is in seconds since the epoch. `pids`: processes that
     the driver had shown for it when it ended, each with its start time (clock ticks since boot). `burst`: it may
-    compute with what others leave idle.
+    compute with what others leave idle. `over`: eighths beyond those in force that nobody else may have yet, since the
+    session still uses them.
     """
 
     session: str
@@ -52,6 +54,12 @@ class Record:
     created: float
     pids: tuple[tuple[int, int], ...] = ()
     burst: bool = False
+    over: int = 0
+
+    @property
+    def charged(self) -> int:
+        """Eighths of each card that nobody else may have."""
+        return self.eighths + self.over
 
 
 class Records:
@@ -72,9 +80,9 @@ class Records:
                 raise ValueError(problem)
             self.database.executescript(_SCHEMA)
             self._allow_no_card()
-            self._allow_burst()
+            self._add_columns()
             for row in self.database.execute(f"SELECT {_COLUMNS} FROM records"):
-                session, user, cards, eighths, state, launched, created, pids, burst = row
+                session, user, cards, eighths, state, launched, created, pids, burst, over = row
                 self._records[session] = Record(
                     session,
                     user,
@@ -85,6 +93,7 @@ class Records:
                     created,
                     _processes(json.loads(pids)),
                     bool(burst),
+                    over,
                 )
         except (sqlite3.Error, ValueError, TypeError) as error:
             raise Unavailable(
@@ -107,11 +116,13 @@ class Records:
             self.database.execute(f"PRAGMA schema_version = {version + 1}")
         self.database.execute("PRAGMA writable_schema = OFF")
 
-    def _allow_burst(self) -> None:
-        """Records made before there was burst have none."""
-        if "burst" not in {row[1] for row in self.database.execute("PRAGMA table_info(records)")}:
-            with self.database:
-                self.database.execute("ALTER TABLE records ADD COLUMN burst INTEGER NOT NULL DEFAULT 0")
+    def _add_columns(self) -> None:
+        """Records made before there was burst have none; before forced shrinks were charged, nothing was over."""
+        found = {row[1] for row in self.database.execute("PRAGMA table_info(records)")}
+        for column in ("burst", "over"):
+            if column not in found:
+                with self.database:
+                    self.database.execute(f"ALTER TABLE records ADD COLUMN {column} INTEGER NOT NULL DEFAULT 0")
 
     def get(self, session: str) -> Record | None:
         """The record of a session, if there is one."""
@@ -125,7 +136,7 @@ class Records:
         """Write a record, new or changed."""
         with self.database:
             self.database.execute(
-                f"INSERT OR REPLACE INTO records ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                f"INSERT OR REPLACE INTO records ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     record.session,
                     record.user,
@@ -136,6 +147,7 @@ class Records:
                     record.created,
                     json.dumps(record.pids),
                     int(record.burst),
+                    record.over,
                 ),
             )
         self._records[record.session] = record
@@ -152,13 +164,13 @@ class Records:
             self.database.execute("DELETE FROM records WHERE session = ?", (session,))
         self._records.pop(session, None)
 
-    def in_force(self, without: str | None = None) -> Counter[str]:
+    def charged(self, without: str | None = None) -> Counter[str]:
         """Eighths taken on each card, by uuid, leaving one session out of the sum."""
         taken: Counter[str] = Counter()
         for record in self._records.values():
             if record.session != without:
                 for card in record.cards:
-                    taken[card] += record.eighths
+                    taken[card] += record.charged
         return taken
 
     def context_bytes(self) -> dict[str, int]:

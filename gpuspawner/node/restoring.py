@@ -14,15 +14,16 @@ from gpuspawner.errors import GPUSpawnerError
 from gpuspawner.node.in_force import InForce
 from gpuspawner.node.limits import abi, launch
 from gpuspawner.node.limits.choice import Enforcers
+from gpuspawner.node.presence import Presence
 from gpuspawner.node.records import Record, Records
 
 log = logging.getLogger(__name__)
 
 
-def restore(sessions: Path, records: Records, in_force: InForce) -> None:
+def restore(sessions: Path, records: Records, in_force: InForce, presence: Presence) -> None:
     """Put the shares in force again of all sessions that have a folder below `sessions`; adopt those unknown."""
     for folder in sessions.iterdir():
-        if records.get(folder.name) is None and launch.session_alive(folder):
+        if records.get(folder.name) is None and presence.alive(folder):
             records.put(_adopted(folder))
     for record in records.all():
         if (sessions / record.session).is_dir():
@@ -32,10 +33,10 @@ def restore(sessions: Path, records: Records, in_force: InForce) -> None:
                 log.warning("the limit of session %s could not be written again: %s", record.session, error)
 
 
-def clear(sessions: Path, records: Records, enforcers: Enforcers, cards: Collection[str]) -> None:
+def clear(sessions: Path, records: Records, enforcers: Enforcers, cards: Collection[str], presence: Presence) -> None:
     """Remove what is left of sessions without a record whose processes are gone."""
     for folder in sessions.iterdir():
-        if records.get(folder.name) is None and not launch.session_alive(folder):
+        if records.get(folder.name) is None and not presence.alive(folder):
             with contextlib.suppress(GPUSpawnerError):
                 enforcers.release(folder.name, cards)
             shutil.rmtree(folder, ignore_errors=True)

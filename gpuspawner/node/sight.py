@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuspawner.node.drivers.nvml import DriverError, NVMLDriver
-from gpuspawner.node.limits import launch
+from gpuspawner.node.presence import LAUNCHED, Presence
 from gpuspawner.node.records import Record
 from gpuspawner.processes import start_time
 
@@ -37,13 +37,14 @@ class Holder:
 class Sight:
     """Reads the driver's processes and tells the sessions' apart. Thread-safe.
 
-    A process is a session's by its PID namespace or its ancestors. One that was seen in a session is remembered by pid
+    `presence` says whose a process is. One that was seen in a session is remembered by pid
     and start time, so that it is still known as the session's when that has ended.
     """
 
-    def __init__(self, driver: NVMLDriver, folder_of: Callable[[str], Path]) -> None:
+    def __init__(self, driver: NVMLDriver, folder_of: Callable[[str], Path], presence: Presence = LAUNCHED) -> None:
         self._driver = driver
         self._folder_of = folder_of
+        self._presence = presence
         self._lock = threading.Lock()
         self._seen: defaultdict[str, dict[int, int]] = defaultdict(dict)
         self._quiet: dict[str, tuple[str, int]] = {}  # card -> what it failed with, and how often
@@ -58,7 +59,7 @@ class Sight:
             return None
         records = list(records)
         folders = {self._folder_of(record.session): record for record in records}
-        owners = launch.owners(folders, by_process)
+        owners = self._presence.owners(folders, by_process)
         found = []
         for pid, used in by_process.items():
             started = start_time(pid)

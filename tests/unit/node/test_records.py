@@ -42,5 +42,5 @@ def test_records_of_an_older_version_are_kept_and_take_what_is_new(tmp_path: Pat
         records.close()
     again = Records(path)
     assert again.get("s-2") == without
-    assert again.in_force() == {"GPU-1": 2}
+    assert again.charged() == {"GPU-1": 2}
     again.close()
