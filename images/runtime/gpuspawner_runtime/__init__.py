@@ -17,16 +17,32 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpuspawner_runtime.elastic import CacheBudget as CacheBudget
+    from gpuspawner_runtime.elastic import MicroBatches as MicroBatches
+    from gpuspawner_runtime.elastic import free_caches as free_caches
+    from gpuspawner_runtime.elastic import on_resize as on_resize
+    from gpuspawner_runtime.elastic import on_shrink as on_shrink
     from gpuspawner_runtime.errors import RuntimeFault as RuntimeFault
+    from gpuspawner_runtime.fast import fast as fast
+    from gpuspawner_runtime.priority import priority as priority
     from gpuspawner_runtime.run import Run as Run
     from gpuspawner_runtime.run import run as run
+    from gpuspawner_runtime.steps import Stepper as Stepper
 
 __version__ = "0.1.0"
 
 #: Each public name and the module that has it.
 _EXPORTS = {
+    "CacheBudget": "elastic",
+    "MicroBatches": "elastic",
     "Run": "run",
     "RuntimeFault": "errors",
+    "Stepper": "steps",
+    "fast": "fast",
+    "free_caches": "elastic",
+    "on_resize": "elastic",
+    "on_shrink": "elastic",
+    "priority": "priority",
     "run": "run",
 }
 __all__ = sorted(_EXPORTS)
