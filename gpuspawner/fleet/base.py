@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -108,12 +108,16 @@ class Fleet(Protocol):
         """How strongly sessions are held to their shares."""
         ...
 
-    def cards(self) -> list[CardState]:
-        """Every card with what is free of it now."""
+    def cards(self, uuids: Collection[str] | None = None) -> list[CardState]:
+        """Every card, or those of `uuids` that are there, with what is free of it now."""
         ...
 
     def grants(self) -> list[Grant]:
         """Every share in force, those of ended sessions whose memory is not gone yet included."""
+        ...
+
+    def grant(self, session: str) -> Grant | None:
+        """The share in force of one session."""
         ...
 
     def start(

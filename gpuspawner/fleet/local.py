@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from pathlib import Path
 
 from gpuspawner.card import Card
@@ -27,10 +28,11 @@ class LocalFleet:
         """How strongly sessions are held to their shares on this machine."""
         return self._agent.grade
 
-    def cards(self) -> list[CardState]:
-        """Every card with what is free of it now."""
+    def cards(self, uuids: Collection[str] | None = None) -> list[CardState]:
+        """Every card, or those of `uuids` that are there, with what is free of it now."""
         free = self._agent.free()
-        return [self._state(card, free.get(card.uuid, 0)) for card in self._agent.cards()]
+        wanted = [card for card in self._agent.cards() if uuids is None or card.uuid in uuids]
+        return [self._state(card, free.get(card.uuid, 0)) for card in wanted]
 
     def _state(self, card: Card, free: int) -> CardState:
         health = self._agent.health(card.uuid)
@@ -47,6 +49,11 @@ class LocalFleet:
     def grants(self) -> list[Grant]:
         """Every share in force on this machine."""
         return [self._grant(record) for record in self._agent.records()]
+
+    def grant(self, session: str) -> Grant | None:
+        """The share in force of one session."""
+        record = self._agent.record(session)
+        return None if record is None else self._grant(record)
 
     def start(
         self, session: str, user: str, share: GPUShare, card: str | None = None, *, burst: bool = False

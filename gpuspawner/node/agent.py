@@ -199,6 +199,10 @@ class Agent:
         with self._lock:
             return self._records.all()
 
+    def record(self, session: str) -> Record | None:
+        """What one session has in force, live or held."""
+        return self._records.get(session)
+
     def start(self, session: str, user: str, cards: tuple[str, ...], eighths: int, *, burst: bool = False) -> Started:
         """Put `eighths` of each card in force for a new session, and say how to start its first process.
         No cards and 0 eighths: a session that sees no card. `burst`: it may compute with what others leave idle.

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Respons
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -87,8 +88,7 @@ def _router(
         return row
 
     def shown(row: SessionRow) -> schemas.Session:
-        fresh = sessions.store.session(row.id) or row
-        return views.session(fresh, sessions.fleet, tariff, sessions.notices(fresh))
+        return views.session(row, sessions.fleet, tariff, sessions.notices(row))
 
     @router.get("/health")
     def health() -> schemas.Health:
@@ -136,13 +136,13 @@ def _router(
             ),
         )
 
-    @router.get("/sessions/{session}")
-    def get_session(session: str, caller: Caller) -> schemas.Session:
+    @router.get("/sessions/{session}", response_model=schemas.Session)
+    def get_session(session: str, caller: Caller) -> Response:
         """One session."""
-        return shown(visible(caller, session))
+        return _written(shown(visible(caller, session)))
 
-    @router.patch("/sessions/{session}")
-    def resize(session: str, body: schemas.ResizeRequest, caller: Caller, request: Request) -> schemas.Resized:
+    @router.patch("/sessions/{session}", response_model=schemas.Resized)
+    def resize(session: str, body: schemas.ResizeRequest, caller: Caller, request: Request) -> Response:
         """Change a running session's share, or its burst, or both. Refused whole with 409 when the share does not fit;
         nothing is changed then."""
         row = visible(caller, session)
@@ -151,9 +151,9 @@ def _router(
         if "share" not in body.model_fields_set and body.burst is None:
             raise InvalidInput("share: missing.", field="share", given=None, allowed="a share, burst, or both")
         share = _share(body.share) if "share" in body.model_fields_set else None
-        sessions.change(row.id, share, body.burst, actor=caller.name)
+        now = sessions.change(row.id, share, body.burst, actor=caller.name)
         applied = (time.perf_counter() - request.scope["gpuspawner.arrived"]) * 1000
-        return schemas.Resized(session=shown(row), applied_ms=round(applied, 3))
+        return _written(schemas.Resized(session=shown(now), applied_ms=round(applied, 3)))
 
     @router.put("/sessions/{session}/activity")
     def activity(session: str, body: schemas.Activity, caller: Caller) -> schemas.Idle:
@@ -171,8 +171,8 @@ def _router(
         row = visible(caller, session)
         if not caller.may("admin", row.user, row.server):
             raise NotAllowed("Stop the server in JupyterHub to end its session.")
-        sessions.end(row.id, caller.name, "the server was stopped" if caller.hub else f"ended by {caller.name}")
-        return shown(row)
+        why = "the server was stopped" if caller.hub else f"ended by {caller.name}"
+        return shown(sessions.end(row.id, caller.name, why))
 
     @router.get("/events")
     def events(
@@ -195,6 +195,11 @@ def _router(
         return views.holders(sessions.fleet)
 
     return router
+
+
+def _written(answer: BaseModel) -> Response:
+    """What is asked for often, as it is: else FastAPI copies it, and checks in another thread what was checked."""
+    return Response(answer.model_dump_json(), media_type="application/json")
 
 
 def _share(share: object, model: object = None) -> GPUShare:

@@ -31,8 +31,9 @@ def open_database(url: str) -> Engine:
 
 
 def _open(url: str) -> Engine:
-    engine = create_engine(url, pool_pre_ping=True)
-    if make_url(url).get_backend_name() == "sqlite":
+    a_file = make_url(url).get_backend_name() == "sqlite"
+    engine = create_engine(url, pool_pre_ping=not a_file)  # a server may have closed a connection meanwhile
+    if a_file:
         event.listen(engine, "connect", _durable_sqlite)
     config = Config()
     config.set_main_option("script_location", "gpuspawner.service:migrations")

@@ -30,9 +30,7 @@ class SessionService:
     def __init__(self, fleet: Fleet, store: Store, idle_times: IdleTimes | None = None) -> None:
         self.fleet = fleet
         self.store = store
-        self.idle = IdleWatch(
-            idle_times or IdleTimes(), fleet.busy, lambda session, share, why: self.resize(session, share, "node", why)
-        )
+        self.idle = IdleWatch(idle_times or IdleTimes(), fleet.busy, self._shrink)
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         # Who ends a session and why, from the moment it begins until its eighths are free.
         self._ends: dict[str, tuple[str, str]] = {}
@@ -58,8 +56,7 @@ class SessionService:
                 if same and not self.fleet.alive(old.id):
                     with contextlib.suppress(NotFound):  # it is being ended in this moment
                         if burst != old.burst:
-                            self.set_burst(old.id, burst)
-                            old.burst = burst
+                            old = self.set_burst(old.id, burst)
                         return old, self.fleet.launch(old.id), False
                 self._end_and_wait(old.id, actor)
             session = f"s-{secrets.token_hex(6)}"
@@ -71,74 +68,70 @@ class SessionService:
                 raise
             return row, launch, True
 
-    def change(self, session: str, share: GPUShare | None, burst: bool | None, actor: str) -> None:
-        """Change a running session's share, or its burst, or both or nothing. Raises as `resize` does."""
-        before = self.store.session(session)
+    def change(self, session: str, share: GPUShare | None, burst: bool | None, actor: str) -> SessionRow:
+        """Change a running session's share, or its burst, or both or none of them; the session as it is then.
+        Raises as `resize` does."""
+        if share is None:
+            return self.set_burst(session, burst) if burst is not None else self._known(session)
+        before = self.fleet.grant(session)
         if burst is not None:
             self.set_burst(session, burst)
-        if share is None:
-            return
         try:
-            self.resize(session, share, actor)
+            return self.resize(session, share, actor)
         except Exception:
             if burst is not None and before is not None and before.burst != burst:
                 with contextlib.suppress(GPUSpawnerError):  # it has ended
                     self.set_burst(session, before.burst)
             raise
 
-    def resize(self, session: str, share: GPUShare, actor: str, reason: str | None = None) -> None:
-        """Change a running session's share of its card, in its running processes; `reason` is for the ledger.
+    def resize(self, session: str, share: GPUShare, actor: str, reason: str | None = None) -> SessionRow:
+        """Change a running session's share of its card, in its running processes; the session as it is then. `reason`
+        is for the ledger.
 
         Raises NoRoom, InUse, Conflict, NotFound; nothing has changed then.
         """
         with self._locks[session]:
-            row = self.store.session(session)
-            if row is None or row.state not in LIVE:
-                raise NotFound("This session has ended.")
+            before = self._live_grant(session)
             if share.cards != 1:
                 raise share_error(str(share), allowed="1/8, 1/4, 1/2 or 1 for a session that runs")
-            if share.model is not None and share.model not in (row.model, row.model.partition("-")[0]):
-                raise Conflict(f"This session runs on a card of model {row.model}, which cannot change.")
-            before = GPUShare.parse(row.share)
-            if not before.cards:
+            model = before.cards[0].model if before.cards else ""
+            if share.model is not None and share.model not in (model, model.partition("-")[0]):
+                raise Conflict(f"This session runs on a card of model {model}, which cannot change.")
+            if not before.eighths_per_card:
                 raise Conflict("This session was started without a card. Start the server anew to choose one.")
-            if before.cards > 1:
+            if len(before.cards) > 1:
                 raise Conflict("A session with several cards holds them whole; it cannot be resized while it runs.")
             self.fleet.resize(session, share.eighths)
-            if share.eighths == before.eighths:
-                return
             try:
-                why = reason or f"from {before.amount} to {share.amount}"
-                alive = self.store.resized(session, share, actor, why)
+                row = self.store.resized(session, share, actor, reason)
             except Exception:
                 with contextlib.suppress(GPUSpawnerError):  # else the next look writes down what is in force
-                    self.fleet.resize(session, before.eighths)
+                    self.fleet.resize(session, before.eighths_per_card)
                 raise
-            if not alive:
-                raise NotFound("This session has ended.")
+            return _still_there(row)
 
-    def set_burst(self, session: str, burst: bool) -> None:
-        """Let a running session compute with what others leave idle, or no longer. Raises NotFound, Conflict."""
+    def set_burst(self, session: str, burst: bool) -> SessionRow:
+        """Let a running session compute with what others leave idle, or no longer; the session as it is then. Raises
+        NotFound, Conflict."""
         with self._locks[session]:
-            row = self.store.session(session)
-            if row is None or row.state not in LIVE:
-                raise NotFound("This session has ended.")
-            if burst and not GPUShare.parse(row.share).cards:
+            before = self._live_grant(session)
+            if burst and not before.eighths_per_card:
                 raise Conflict("This session was started without a card, so there is nothing for it to compute with.")
             self.fleet.set_burst(session, burst)
             try:
-                self.store.set_burst(session, burst)
+                row = self.store.set_burst(session, burst)
             except Exception:
                 with contextlib.suppress(GPUSpawnerError):
-                    self.fleet.set_burst(session, row.burst)
+                    self.fleet.set_burst(session, before.burst)
                 raise
+            return _still_there(row)
 
-    def end(self, session: str, actor: str, reason: str) -> None:
-        """End a session: its processes, its share, its charge."""
-        if self.store.session(session) is None:
-            raise NotFound("There is no such session.")
+    def end(self, session: str, actor: str, reason: str) -> SessionRow:
+        """End a session: its processes, its share, its charge. The session as it is then."""
+        self._known(session)
         self._ends.setdefault(session, (actor, self.idle.reason(session, reason)))
         self._ended(session, self.fleet.end(session, reason))
+        return self._known(session)
 
     def look(self) -> None:
         """Write down what happened in the fleet by itself, and what could not be written down before."""
@@ -162,6 +155,22 @@ class SessionService:
         if row.state not in LIVE:
             return []
         return [*self.fleet.notices(row.id), *self.idle.notices(row.id, GPUShare.parse(row.share))]
+
+    def _known(self, session: str) -> SessionRow:
+        row = self.store.session(session)
+        if row is None:
+            raise NotFound("There is no such session.")
+        return row
+
+    def _live_grant(self, session: str) -> Grant:
+        """What is in force says more than the store: what was written last may have failed. Raises NotFound."""
+        grant = self.fleet.grant(session)
+        if grant is None or grant.ended:
+            raise NotFound("This session has ended.")
+        return grant
+
+    def _shrink(self, session: str, share: GPUShare, why: str) -> None:
+        self.resize(session, share, "node", why)
 
     def _ended(self, session: str, freed: bool, otherwise: str = "") -> None:
         self.store.ended(session, freed, *self._ends.get(session, ("node", otherwise)))
@@ -189,18 +198,14 @@ class SessionService:
 
     def _correct(self, session: str) -> None:
         with self._locks[session]:
-            row, grant = self.store.session(session), self.grant(session)
+            row, grant = self.store.session(session), self.fleet.grant(session)
             if row is not None and grant is not None and _differs(grant, row):
                 self.store.resized(session, GPUShare(grant.eighths_per_card), "node", "found in force")
-
-    def grant(self, session: str) -> Grant | None:
-        """The share in force of a session."""
-        return next((grant for grant in self.fleet.grants() if grant.session == session), None)
 
     def _end_and_wait(self, session: str, actor: str) -> None:
         self.end(session, actor, "replaced by a new start of the same server")
         deadline = time.monotonic() + REPLACE_WAIT
-        while self.grant(session) is not None:
+        while self.fleet.grant(session) is not None:
             self.look()
             if time.monotonic() > deadline:
                 raise Conflict("The last session of this server is still ending. Try again in a moment.")
@@ -213,6 +218,12 @@ class SessionService:
             if not grant.ended and (row is None or row.state not in LIVE):
                 self.fleet.end(grant.session, "nobody asked for it")
         self._agree("ended while the service was away")
+
+
+def _still_there(row: SessionRow | None) -> SessionRow:
+    if row is None:
+        raise NotFound("This session has ended.")
+    return row
 
 
 def _differs(grant: Grant, row: SessionRow) -> bool:

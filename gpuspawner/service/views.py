@@ -92,9 +92,9 @@ def _health(state: CardState) -> schemas.CardHealth:
 
 def session(row: SessionRow, fleet: Fleet, tariff: Tariff, notices: Collection[Notice] = ()) -> schemas.Session:
     """A session as the API shows it."""
-    grant = next((grant for grant in fleet.grants() if grant.session == row.id), None)
-    states = {state.card.uuid: state for state in fleet.cards()}
-    cards = [states[uuid].card for uuid in json.loads(row.cards) if uuid in states]
+    grant = fleet.grant(row.id)
+    states = {state.card.uuid: state for state in fleet.cards(json.loads(row.cards))}
+    cards = [state.card for state in states.values()]
     share = GPUShare.parse(row.share)
     live = grant is not None and not grant.ended and row.state in LIVE
     return schemas.Session(

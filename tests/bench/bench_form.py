@@ -11,7 +11,7 @@ import shutil
 import statistics
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -59,9 +59,9 @@ class Described:
             name, size = _MODELS[index % len(_MODELS)]
             self._states.append(CardState(Card(f"GPU-{index:036d}", index, name, size), index % 9))
 
-    def cards(self) -> list[CardState]:
-        """Every card."""
-        return list(self._states)
+    def cards(self, uuids: Collection[str] | None = None) -> list[CardState]:
+        """Every card, or those of `uuids`."""
+        return [state for state in self._states if uuids is None or state.card.uuid in uuids]
 
     def grants(self) -> list[Grant]:
         """None: nobody starts anything here."""

@@ -40,6 +40,8 @@ _PRESENT = 1
 _MIG = 2
 _BURST = 4
 _FROZEN = 8
+_FNV_PRIME = 0x100000001B3
+_FNV_MASK = 0xFFFFFFFFFFFFFFFF
 _WHOLE = 1000
 _EIGHTH = _WHOLE // 8
 
@@ -124,10 +126,13 @@ def _uuid_text(raw: bytes, flags: int = 0) -> str:
 
 def _checksum(copy: bytes) -> int:
     """FNV-1a, 64 bits, over the copy without the 8 bytes of the checksum itself (bytes 8 to 15)."""
+    summed = copy[:8] + copy[16:]
+    used = summed.rstrip(b"\0")
     value = 0xCBF29CE484222325
-    for byte in copy[:8] + copy[16:]:
-        value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
-    return value
+    for byte in used:
+        value = ((value ^ byte) * _FNV_PRIME) & _FNV_MASK
+    # Each zero multiplies only, and most of a copy is zeros: places for cards that the session does not have.
+    return value * pow(_FNV_PRIME, len(summed) - len(used), _FNV_MASK + 1) & _FNV_MASK
 
 
 def _pack_copy(generation: int, entries: list[bytes]) -> bytes:

@@ -29,11 +29,12 @@ class SessionCgroups:
 
     def make(self, session: str) -> Path:
         """The session's cgroup, made if it is not there. Raises OSError."""
-        for folder in self._chain:
-            folder.mkdir(exist_ok=True)
-            _enable_controller(folder)
         path = self._folder / session
-        path.mkdir(exist_ok=True)
+        if not path.is_dir():
+            for folder in self._chain:
+                folder.mkdir(exist_ok=True)
+                _enable_controller(folder)
+            path.mkdir(exist_ok=True)
         return path
 
     def path(self, session: str) -> Path | None:

@@ -25,6 +25,9 @@ class OneSession:
         self.eighths, self.burst = 2, False
         self.failing: dict[str, GPUSpawnerError] = {}
 
+    def grant(self, session: str) -> Grant | None:
+        return Grant("s", (CARD,), self.eighths, burst=self.burst) if session == "s" else None
+
     def grants(self) -> list[Grant]:
         return [Grant("s", (CARD,), self.eighths, burst=self.burst)]
 
