@@ -43,8 +43,8 @@ class Choice:
 
 
 _known: dict[str, Choice] = {}
-#: The code that was compiled under a key, so that the same step defined anew finds what is compiled already.
-compiled_code: dict[str, types.CodeType] = {}
+#: The code that was compiled under a key: the step's own, and that of the functions that it calls.
+compiled_code: dict[str, list[types.CodeType]] = {}
 
 
 def known(key: str, folder: Path | None = None) -> Choice | None:

@@ -147,23 +147,28 @@ class FastStep:
     def _use(self, choice: Choice, key: str, reached: Reached, call: Any) -> None:
         device = next((p.device for p in reached.parameters if p.device.type != "cpu"), torch.device("cpu"))
         self._device, self._shapes = device.type, choices.shapes(call)
-        self._call = self._callable(choice.chosen, key)
+        self._call = self._callable(choice.chosen, key, reached)
         if choice.scale is not None:
             self.scaler = torch.amp.GradScaler(device.type, init_scale=choice.scale)
         self.choice = choice
         self._plain = choice.chosen == EAGER
 
-    def _callable(self, way: Way, key: str) -> Callable[..., Any]:
+    def _callable(self, way: Way, key: str, reached: Reached) -> Callable[..., Any]:
         if not way.compiled:
             return self._step
         if not isinstance(self._step, types.FunctionType):
             return _compile(self._step, self._backend)
         # torch.compile knows what it has compiled by the code object. A cell that runs again makes a new one of the
         # same text; the first one, with the new function's variables, is found compiled.
-        name = f"{key} {way.name}"
-        code = choices.compiled_code.setdefault(name, self._step.__code__.replace(co_name=self._step.__code__.co_name))
+        # So do the functions that it calls: they get their first code back, which has the same text.
+        own, helpers = self._step.__code__, [each for each in reached.functions if each is not self._step]
+        codes = choices.compiled_code.setdefault(
+            f"{key} {way.name}", [own.replace(co_name=own.co_name), *(each.__code__ for each in helpers)]
+        )
+        for helper, code in zip(helpers, codes[1:], strict=True):
+            helper.__code__ = code
         function = types.FunctionType(
-            code, self._step.__globals__, self._step.__name__, self._step.__defaults__, self._step.__closure__
+            codes[0], self._step.__globals__, self._step.__name__, self._step.__defaults__, self._step.__closure__
         )
         function.__kwdefaults__ = self._step.__kwdefaults__
         function.__module__ = self._step.__module__
@@ -181,7 +186,7 @@ class FastStep:
 
     def _compare(self, trial: Trial, key: str) -> Choice:
         eager = trial.eager()
-        base = max(agree(eager.seconds[-1]))
+        base = max(agree(min(eager.seconds)))
         plain = [way for way in self._wanted(trial.device) if not way.compiled]
         self._try(trial, eager, base, plain, key)
         best = self._best(eager)
@@ -202,7 +207,7 @@ class FastStep:
     def _try(self, trial: Trial, eager: Outcome, base: float, ways: list[Way], key: str) -> None:
         running: list[tuple[Outcome, Callable[..., Any]]] = []
         for way in ways:
-            call = self._callable(way, key)
+            call = self._callable(way, key, trial.reached)
             outcome = trial.compare(way, call, base)
             # What one process cannot do, none does.
             outcome.problem = next((problem for problem in agree(outcome.problem) if problem), None)

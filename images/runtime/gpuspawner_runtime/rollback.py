@@ -89,7 +89,7 @@ class Reached:
         if _installed(function.__code__.co_filename):
             return
         self.functions.append(function)
-        for name in names_in(function.__code__):
+        for name in sorted(names_in(function.__code__)):
             if name in function.__globals__:
                 value = function.__globals__[name]
                 if not isinstance(value, (types.ModuleType, type)):

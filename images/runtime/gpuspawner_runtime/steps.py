@@ -240,7 +240,7 @@ class Stepper:
         """Bring the gradients to their true size, once for each update."""
         if self.scaler is None or self._unscaled:
             return
-        for optimizer in self.optimizers:
+        for optimizer in filter(_has_gradients, self.optimizers):
             self.scaler.unscale_(optimizer)
         self._unscaled = True
 
@@ -249,8 +249,12 @@ class Stepper:
         before = self.scaler.get_scale()
         self._unscale()
         moved: list[bool] = []
+        # The scaler knows nothing of an optimizer without gradients, and is not asked about it.
+        concerned = list(filter(_has_gradients, self.optimizers))
+        if not concerned:
+            return why, before
         if why is None:
-            for optimizer in self.optimizers:
+            for optimizer in concerned:
                 hook = optimizer.register_step_post_hook(lambda *_: moved.append(True))
                 self.scaler.step(optimizer)
                 hook.remove()
@@ -310,6 +314,10 @@ class Stepper:
 _LOSS = "the loss is not finite"
 _GRADIENT = "a gradient is not finite"
 _OVERFLOW = "a gradient has overflowed, and the scale of the loss was lowered"
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
 def _let_sync(model: torch.nn.Module) -> None:
