@@ -8,13 +8,15 @@ import pytest
 import gpuspawner
 
 PACKAGE = Path(gpuspawner.__file__).parent
-VOCABULARY = {"share", "card", "errors", "state", "processes", "idle", "kubernetes_names"}
+VOCABULARY = {"share", "card", "errors", "state", "processes", "idle", "kubernetes_names", "capacity", "protocol"}
 MAY_IMPORT = {
     "share": {"errors"},
     "card": set(),
     "errors": set(),
     "state": {"errors"},
     "idle": {"errors"},
+    "capacity": {"errors", "share"},
+    "protocol": {"errors", "capacity"},
     "processes": set(),
     "kubernetes_names": set(),
     "simulation": {"errors", "card"},
