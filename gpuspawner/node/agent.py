@@ -194,6 +194,19 @@ class Agent:
         self._health.look([uuid])
         return self._health.of(uuid)
 
+    def health_since(self, uuid: str) -> tuple[Health, float]:
+        """How a card was when it was last read, and since when, in seconds since the epoch."""
+        return self._health.of(uuid), self._health.since(uuid)
+
+    def folder_of(self, session: str) -> Path:
+        """The node's own folder for a session."""
+        return self._folder_of(session)
+
+    def visible(self, session: str) -> list[str]:
+        """The uuids by which a live session's programs find its cards. Raises NotFound."""
+        with self._lock:
+            return self._in_force.visible(self._live(session))
+
     def records(self) -> list[Record]:
         """What is in force, live and held."""
         with self._lock:
