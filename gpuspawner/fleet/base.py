@@ -30,6 +30,7 @@ class CardState:
 
     `grade` and `resize`: how sessions on it are held, and what a change of the share means for one that runs. `fits`:
     how many sessions of each fraction could start, where free eighths do not say it (a card cut into slices).
+    `only_whole`: why the card is given out in no fraction, in one sentence.
     """
 
     card: Card
@@ -38,6 +39,7 @@ class CardState:
     grade: Grade = "guarded"
     resize: Resize = "live"
     fits: Mapping[int, int] | None = None
+    only_whole: str | None = None
 
     def places(self, eighths: int) -> int:
         """How many sessions with such a part of a card could start on this one."""

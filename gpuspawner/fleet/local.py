@@ -44,6 +44,7 @@ class LocalFleet:
             self._agent.grade_of(card.uuid),
             self._agent.resize_of(card.uuid),
             {} if fits is not None and not health.usable else fits,
+            self._agent.only_whole(card.uuid),
         )
 
     def grants(self) -> list[Grant]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gpuspawner.errors import NoRoom, NotFound
 from gpuspawner.fleet.base import CardState
-from gpuspawner.share import GPUShare, eighths_text
+from gpuspawner.share import EIGHTHS_PER_CARD, GPUShare, eighths_text
 
 
 def place(share: GPUShare, cards: Sequence[CardState], card: str | None = None) -> tuple[str, ...]:
@@ -33,7 +33,7 @@ def place(share: GPUShare, cards: Sequence[CardState], card: str | None = None) 
         )
     need = share.eighths_per_card
     fitting = sorted(
-        (state for state in matching if state.places(need) and (share.cards == 1 or state.resize != "restart")),
+        (state for state in matching if state.places(need) and _joins(state, share)),
         key=lambda state: (state.free_eighths, state.card.index, state.card.uuid),
     )
     if share.cards > 1:
@@ -49,14 +49,25 @@ def place(share: GPUShare, cards: Sequence[CardState], card: str | None = None) 
 
 def places(share: GPUShare, free: Mapping[int, int], cut: Sequence[CardState] = ()) -> int:
     """How many sessions could start with `share` now on cards of one model, of which `free` counts how many have how
-    many eighths free. `cut`: those of the cards that are cut into slices; they are not in `free`."""
+    many eighths free. `cut`: those of the cards whose free eighths do not say it (slices, whole cards); they are not in
+    `free`."""
     need = share.eighths_per_card
-    found = sum(eighths // need * count for eighths, count in free.items()) // share.cards
-    return found + sum(state.places(need) for state in cut if share.cards == 1)
+    found = sum(eighths // need * count for eighths, count in free.items())
+    return (found + sum(state.places(need) for state in cut if _joins(state, share))) // share.cards
+
+
+def _joins(state: CardState, share: GPUShare) -> bool:
+    """Whether a card can be one of those of a session; slices cannot be joined with other cards."""
+    return share.cards == 1 or state.resize != "restart"
 
 
 def no_room_reason(share: GPUShare, cards: Sequence[CardState]) -> str:
     """Why `share` does not fit on these cards now, in a sentence."""
+    if share.eighths < EIGHTHS_PER_CARD:
+        shared = [state for state in cards if state.only_whole is None]
+        if cards and not shared:
+            return cards[0].only_whole or ""
+        cards = shared
     failed = [state.health.reason for state in cards if state.health.state == "failed"]
     if len(failed) == len(cards):
         which = "The card is" if len(cards) == 1 else "All such cards are"

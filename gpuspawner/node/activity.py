@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from gpuspawner.node.drivers.nvml import DriverError, NVMLDriver
+from gpuspawner.node.drivers.base import Driver, DriverError
+from gpuspawner.node.utilization import Utilization
 
 log = logging.getLogger(__name__)
 
@@ -13,9 +14,9 @@ log = logging.getLogger(__name__)
 class CardActivity:
     """Compares each look with the last one. Not thread-safe: one watcher looks."""
 
-    def __init__(self, driver: NVMLDriver) -> None:
+    def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._since: dict[str, int] = {}
+        self._utilization = Utilization(driver)
         self._memory: dict[str, dict[int, int | None]] = {}
 
     def look(
@@ -38,12 +39,18 @@ class CardActivity:
     def _active(self, uuid: str) -> set[int] | None:
         try:
             memory = self._driver.used_bytes(uuid)
-            worked = self._driver.worked(uuid, self._since.get(uuid, 0))
+            pids = self._at_work(uuid)
         except DriverError as error:
             log.warning("%s", error)
             return None
         before, self._memory[uuid] = self._memory.get(uuid, memory), memory
-        if worked is None:
+        if pids is None:
             return None
-        pids, self._since[uuid] = worked
         return pids | {pid for pid, used in memory.items() if before.get(pid, 0) != used}
+
+    def _at_work(self, uuid: str) -> set[int] | None:
+        """Whoever did something; where the driver tells it of the whole card alone, nobody, or None for somebody."""
+        try:
+            return {sample.pid for sample in self._utilization.news(uuid).values() if sample.worked}
+        except DriverError:
+            return set() if self._driver.idle(uuid) else None

@@ -35,7 +35,12 @@ class Admission:
                 raise NotFound(f"There is no card {uuid} on this machine.", field="card", given=uuid)
             enforcer = self._enforcers.of(uuid)
             if not enforcer.allows(eighths):
-                raise NoRoom("This card is only given out whole.", field="share", given=eighths_text(eighths))
+                raise NoRoom(
+                    enforcer.only_whole or "There is no such share of this card.",
+                    field="share",
+                    given=eighths_text(eighths),
+                    allowed="whole cards",
+                )
             if len(cards) > 1 and enforcer.name == "mig":
                 raise NoRoom("A card that is cut into slices (MIG) cannot be joined with others.", field="share")
             if eighths > free[uuid]:

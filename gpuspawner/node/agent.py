@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -24,15 +24,18 @@ from gpuspawner.node import installation
 from gpuspawner.node.accounts import Accounts
 from gpuspawner.node.activity import CardActivity
 from gpuspawner.node.admission import Admission
+from gpuspawner.node.arrivals import Arrivals
 from gpuspawner.node.compute import Compute
-from gpuspawner.node.drivers.nvml import DriverError, NVMLDriver
-from gpuspawner.node.gate import Gate, Notice, Policy, gib
+from gpuspawner.node.drivers.base import Driver, DriverError
+from gpuspawner.node.drivers.machine import of_machine
+from gpuspawner.node.gate import Gate, Policy, gib, owner
 from gpuspawner.node.health import Health
 from gpuspawner.node.health_watch import HealthWatch
 from gpuspawner.node.in_force import InForce
 from gpuspawner.node.limits import launch, measure
 from gpuspawner.node.limits.choice import Enforcers
 from gpuspawner.node.limits.enforcer import Resize
+from gpuspawner.node.offences import Notice
 from gpuspawner.node.overuse import Overuse
 from gpuspawner.node.presence import LAUNCHED, Presence
 from gpuspawner.node.records import Record, Records
@@ -64,7 +67,7 @@ class Agent:
     def __init__(
         self,
         state: Path,
-        driver: NVMLDriver | None = None,
+        driver: Driver | None = None,
         *,
         policy: Policy | None = None,
         start_timeout: float = START_TIMEOUT,
@@ -77,7 +80,7 @@ class Agent:
         self._sessions = self._folder / "sessions"
         self._sessions.mkdir(mode=0o711, parents=True, exist_ok=True)
         self._owner = installation.own(self._folder / "lock")
-        self._driver = driver or NVMLDriver()
+        self._driver = driver or of_machine()
         self._health = HealthWatch(self._driver)
         self._start_timeout = start_timeout
         self._clock = clock
@@ -89,11 +92,12 @@ class Agent:
         self._own_uids = os.geteuid() == 0 and launch.probe() == "guarded"
         self._cards = {card.uuid: card for card in self._driver.cards()}
         self._activity = CardActivity(self._driver)
-        files = driver_files(self._driver)
+        self._arrivals = Arrivals(self._driver, self._cards, clock)
+        self._files = files = driver_files(self._driver, self.cards())
         name = installation.short_name(state)
         self._enforcers = Enforcers(self.cards(), self._driver, self._sessions, name, guarded=self._guards_sessions())
         self._admission = Admission(self._cards, self._records, self._health, self._enforcers)
-        context_bytes = self._measure_contexts(files)
+        self._context_bytes = self._records.context_bytes() | self._measured()
         policy = policy or Policy()
         self._overuse = Overuse(policy, is_judged=self._shares_time, clock=clock)
         self._compute = Compute(
@@ -102,13 +106,13 @@ class Agent:
         self._in_force = InForce(
             self._cards,
             self._enforcers,
-            context_bytes,
+            self._context_bytes,
             folder_of=self._folder_of,
             frozen=lambda session: self._gate.frozen(session),
             part_of=self._compute.part_of,
         )
         accounts = Accounts(self._records.database, state / "users", own_uids=self._own_uids)
-        self._starter = Starter(state, accounts, files, self._enforcers, self._in_force, self._folder_of)
+        self._starter = Starter(state, accounts, self._driver, files, self._enforcers, self._in_force, self._folder_of)
         self._sight = Sight(self._driver, self._folder_of, presence)
         self._gate = Gate(
             self._sight,
@@ -117,7 +121,7 @@ class Agent:
             policy,
             folder_of=self._folder_of,
             allowed=self._in_force.allowed,
-            context_bytes=lambda card: context_bytes.get(card, 0),
+            context_bytes=lambda card: self._context_bytes.get(card, 0),
             freeze=lambda record: self._in_force.apply(record, record.eighths),
             clock=clock,
             presence=presence,
@@ -144,16 +148,31 @@ class Agent:
         """How strongly this machine can hold a session to its share."""
         return launch.probe()
 
-    def _measure_contexts(self, files: launch.DriverFiles) -> dict[str, int]:
-        """What a context takes on each card: measured now, or where that fails (a full card) as it was before."""
-        known = self._records.context_bytes()
+    def _measured(self, only: Collection[str] = ()) -> dict[str, int]:
+        """What a context takes on each card, measured now; nothing where that fails (a full card)."""
         try:
-            measured = measure.context_bytes(files)
+            measured = measure.context_bytes(self._files, only)
         except (OSError, subprocess.SubprocessError) as error:
             log.warning("What a context takes could not be measured: %s", error)
-            return known
+            return {}
         self._records.keep_context_bytes(measured)
-        return known | measured
+        return measured
+
+    def _welcome(self, card: Card) -> None:
+        """A card is there that was lost or absent before: what is on record for it is in force again from now on."""
+        try:
+            self._enforcers.add(card)
+        except GPUSpawnerError as error:
+            log.warning("card %s is not served: %s", card.uuid, error)
+            return
+        measured = self._measured([card.uuid])
+        with self._lock:
+            self._context_bytes.update(measured)
+            self._cards[card.uuid] = card
+            for record in self._records.on(card.uuid):
+                self._in_force.apply(record, record.eighths if record.state == "live" else 0, insist=False)
+            self._compute.settle([card.uuid])
+        log.info("card %s is there now", card.uuid)
 
     def _guards_sessions(self) -> bool:
         """Whether sessions get namespaces, and none is run by root."""
@@ -170,6 +189,10 @@ class Agent:
     def _shares_time(self, uuid: str) -> bool:
         """Whether the sessions on a card compute by turns; slices and virtual functions of it do not."""
         return self._enforcers.of(uuid).name not in ("mig", "virtual-function")
+
+    def only_whole(self, uuid: str) -> str | None:
+        """Why a card is given out whole and in no fraction, in one sentence; None where it is shared."""
+        return self._enforcers.of(uuid).only_whole
 
     def fits(self, uuid: str) -> dict[int, int] | None:
         """How many sessions of each fraction could start on a card; None where its free eighths say it all."""
@@ -243,12 +266,19 @@ class Agent:
                 self._compute.settle(cards)
                 return then(record)
             except Exception:
-                with contextlib.suppress(GPUSpawnerError):
-                    self._enforcers.release(session, cards)
-                self._records.remove(session)
-                self._compute.settle(cards)
-                shutil.rmtree(self._folder_of(session), ignore_errors=True)
+                self._undo_start(record)
                 raise
+
+    def _undo_start(self, record: Record) -> None:
+        """Nothing is left of a start that failed; what cannot be given back now is, at a later look."""
+        try:
+            self._enforcers.release(record.session, record.cards)
+        except GPUSpawnerError:
+            self._records.change(record.session, state="held")
+            return
+        self._records.remove(record.session)
+        self._compute.settle(record.cards)
+        shutil.rmtree(self._folder_of(record.session), ignore_errors=True)
 
     def launch_of(self, session: str) -> Started:
         """How to start the first process of a session that has a share. Raises NotFound when it has none any more."""
@@ -289,6 +319,7 @@ class Agent:
                     self._in_force.apply(record, eighths)
                 except Exception:
                     self._records.change(session, eighths=record.eighths, over=record.over)
+                    self._in_force.apply(record, record.eighths, insist=False)
                     raise
             else:
                 self._shrink(record, eighths, forced, record.charged - eighths if keep_charged else 0)
@@ -359,7 +390,7 @@ class Agent:
         """
         found: list[Holder] = []
         records = self.records()
-        for uuid in self._cards:
+        for uuid in list(self._cards):
             holders = self._sight.holders(uuid, records)
             if holders is None:
                 raise DriverError(f"The driver of card {uuid} does not answer.")
@@ -380,14 +411,18 @@ class Agent:
         What fails for one session is logged and tried again at the next look; the others are looked at all the same.
         """
         changes: list[Change] = []
-        self._health.look(self._cards)
+        for card in self._arrivals.look():
+            self._welcome(card)
+        with self._lock:
+            self._in_force.settle(self._records.all())
+        self._health.look(list(self._cards))
         for record in self.records():
             try:
                 changes += self._look_at(record)
             except Exception:
                 log.exception("session %s could not be looked at", record.session)
-        live = {record.session for record in self.records() if record.state == "live"}
-        for verdict in (*self._gate.look(self._cards), *self._overuse.look(live)):
+        live = {record.session: owner(record) for record in self.records() if record.state == "live"}
+        for verdict in (*self._gate.look(list(self._cards)), *self._overuse.look(live)):
             changes.append(Change(verdict.session, "excess", verdict.reason))
             if verdict.hopeless:
                 self.end(verdict.session, verdict.reason)
@@ -460,7 +495,7 @@ class Agent:
                 )
             self._records.change(record.session, eighths=eighths, over=0)
         except Exception:
-            self._in_force.apply(record, record.eighths)
+            self._in_force.apply(record, record.eighths, insist=False)
             raise
 
     def _give_back_unused(self, session: str) -> bool:

@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpuspawner.errors import InvalidInput, Unavailable, shorten
+from gpuspawner.node.drivers import amd
 from gpuspawner.simulation.cards import SimulationError, check_spec
 from gpuspawner.state import yes_or_no
 
-CHOICES = ("auto", "nvidia", "simulated")
+CHOICES = ("auto", "nvidia", "amd", "simulated")
 DEFAULT_SIMULATED = "2*h100-80gb"
 
 # In a process of its own: a driver library, once loaded, stays, and a broken one may take its process along.
-_COUNT_CARDS = """
+_COUNT_NVIDIA = """
 import pynvml
 try:
     pynvml.nvmlInit()
@@ -25,7 +26,17 @@ try:
 except pynvml.NVMLError as error:
     print(error)
 """
+_COUNT_AMD = """
+import amdsmi
+try:
+    amdsmi.amdsmi_init()
+    print(len(amdsmi.amdsmi_get_processor_handles()))
+except amdsmi.AmdSmiException as error:
+    print(error)
+"""
 _COUNT_WITHIN_S = 20
+_CARDS = "GPUSPAWNER_CARDS"
+_LIBRARIES = {"nvidia": "NVML", "amd": "amdsmi"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,7 @@ class CardsPlan:
     launches on simulated cards take time instead of being refused.
     """
 
-    kind: Literal["nvidia", "simulated"]
+    kind: Literal["nvidia", "amd", "simulated"]
     reason: str
     simulated_spec: str | None = None
     timed: bool = False
@@ -42,9 +53,9 @@ class CardsPlan:
 
 
 def choose(env: Mapping[str, str] = os.environ) -> CardsPlan:
-    """The plan for GPUSPAWNER_CARDS (auto, nvidia, simulated) and GPUSPAWNER_SIMULATED.
+    """The plan for GPUSPAWNER_CARDS (auto, nvidia, amd, simulated) and GPUSPAWNER_SIMULATED.
 
-    Raises InvalidInput for another word and for cards that cannot be simulated, Unavailable where NVIDIA cards are
+    Raises InvalidInput for another word and for cards that cannot be simulated, Unavailable where real cards are
     asked for and none is found.
     """
     wanted = env.get("GPUSPAWNER_CARDS", "auto") or "auto"
@@ -57,20 +68,26 @@ def choose(env: Mapping[str, str] = os.environ) -> CardsPlan:
         )
     if wanted == "simulated":
         return _simulated(env, "GPUSPAWNER_CARDS=simulated")
-    count, found = count_nvidia_cards()
-    if count:
-        reason = f"NVML found {count} card{'s' if count > 1 else ''}"
-        return CardsPlan("nvidia", "GPUSPAWNER_CARDS=nvidia" if wanted == "nvidia" else reason)
-    if wanted == "nvidia":
+    said = []
+    kinds: tuple[Literal["nvidia", "amd"], ...] = ("nvidia", "amd")
+    for kind in kinds:
+        if wanted not in ("auto", kind):
+            continue
+        count, found = count_nvidia_cards() if kind == "nvidia" else count_amd_cards()
+        if count:
+            reason = f"{_LIBRARIES[kind]} found {count} card{'s' if count > 1 else ''}"
+            return CardsPlan(kind, reason if wanted == "auto" else f"{_CARDS}={kind}")
+        said.append(f"{_LIBRARIES[kind]} found no card on this machine: {found}")
+    if wanted != "auto":
         raise Unavailable(
-            f"GPUSPAWNER_CARDS: 'nvidia' was asked for, and no NVIDIA card was found: {found}. "
-            "Allowed: nvidia with a driver and a card, auto (simulated cards where there is none), simulated.",
+            f"{_CARDS}: {wanted!r} was asked for. {said[0].rstrip('.')}. "
+            f"Allowed: {wanted} with a driver and a card, auto (simulated cards where there is none), simulated.",
             code="driver",
-            field="GPUSPAWNER_CARDS",
+            field=_CARDS,
             given=wanted,
             allowed=list(CHOICES),
         )
-    return _simulated(env, f"NVML found no card on this machine: {found}")
+    return _simulated(env, said[0])
 
 
 def _simulated(env: Mapping[str, str], reason: str) -> CardsPlan:
@@ -90,15 +107,24 @@ def _simulated(env: Mapping[str, str], reason: str) -> CardsPlan:
 
 def count_nvidia_cards() -> tuple[int, str]:
     """How many cards the machine's own NVML finds, and what it said where that is none."""
+    return _count(_COUNT_NVIDIA, "NVML")
+
+
+def count_amd_cards() -> tuple[int, str]:
+    """How many cards AMD's library finds, and what it said where that is none."""
+    return _count(_COUNT_AMD, "amdsmi") if amd.installed() else (0, "it is not installed")
+
+
+def _count(program: str, library: str) -> tuple[int, str]:
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _COUNT_CARDS], capture_output=True, text=True, timeout=_COUNT_WITHIN_S, check=False
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=_COUNT_WITHIN_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return 0, f"NVML did not answer within {_COUNT_WITHIN_S} s"
+        return 0, f"{library} did not answer within {_COUNT_WITHIN_S} s"
     said = done.stdout.strip()
     if done.returncode < 0:
-        return 0, f"NVML ended its process by signal {-done.returncode}"
+        return 0, f"{library} ended its process by signal {-done.returncode}"
     if said.isdigit():
-        return int(said), "NVML answers and lists none"
-    return 0, said or (done.stderr.strip().splitlines() or ["NVML could not be tried"])[-1]
+        return int(said), f"{library} answers and lists none"
+    return 0, said or (done.stderr.strip().splitlines() or [f"{library} could not be tried"])[-1]

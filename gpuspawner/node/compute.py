@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuspawner.node.drivers.nvml import DriverError, NVMLDriver
+from gpuspawner.node.drivers.base import Driver, DriverError
 from gpuspawner.node.limits import abi, launch
 from gpuspawner.node.presence import LAUNCHED, Presence
 from gpuspawner.node.records import Record, Records
+from gpuspawner.node.utilization import Utilization
 from gpuspawner.processes import start_time
 from gpuspawner.share import EIGHTHS_PER_CARD
 
@@ -108,21 +109,20 @@ class Compute:
 
     def __init__(
         self,
-        driver: NVMLDriver,
+        driver: Driver,
         records: Records,
         lock: threading.RLock,
         folder_of: Callable[[str], Path],
         seen: Callable[[str, list[Use], Mapping[str, Mapping[Process, int]]], None],
         presence: Presence = LAUNCHED,
     ) -> None:
-        self._driver = driver
+        self._utilization = Utilization(driver)
         self._presence = presence
         self._records = records
         self._lock = lock
         self._folder_of = folder_of
         self._seen = seen
         self._parts: dict[tuple[str, str], Part] = {}  # by card and session
-        self._since: dict[str, int] = {}  # by card: the newest figures seen, in the driver's microseconds
         self._used: dict[tuple[str, str], int] = {}
         self._without: set[str] = set()  # cards whose driver gives no figures by process
         self._wake = threading.Event()
@@ -168,9 +168,10 @@ class Compute:
             return None
         read = {card: found for card in sorted(cards) if (found := self._read(card)) is not None}
         folders = {self._folder_of(record.session): record.session for record in live}
-        owners = self._presence.owners(folders, {pid for _, percent in read.values() for pid in percent})
+        owners = self._presence.owners(folders, {pid for percent in read.values() for pid in percent})
         several = False
-        for card, (fresh, percent) in read.items():
+        for card, percent in read.items():
+            fresh = bool(percent)
             shown: dict[str, dict[int, int]] = {}
             for pid, folder in owners.items():
                 if pid in percent:
@@ -200,11 +201,10 @@ class Compute:
         part, _ = self._parts.get((card, record.session), (0, 0))
         return part or record.eighths * WHOLE // EIGHTHS_PER_CARD
 
-    def _read(self, card: str) -> tuple[bool, dict[int, int]] | None:
-        """Whether the driver has new figures, and percent of the card by process; None where it does not say."""
-        since = self._since.get(card, 0)
+    def _read(self, card: str) -> dict[int, int] | None:
+        """Percent of the card by process, empty where the driver has no new figures; None where it does not say."""
         try:
-            newest, by_process = self._driver.utilization(card, since)
+            return {pid: sample.percent for pid, sample in self._utilization.news(card).items()}
         except DriverError as error:
             if card not in self._without:
                 self._without.add(card)
@@ -214,8 +214,6 @@ class Compute:
                     error,
                 )
             return None
-        self._since[card] = newest
-        return newest != since, by_process
 
     def _put(self, card: str, parts: dict[str, Part]) -> None:
         """Write what has changed. A session without a file has none yet, or none any more."""
@@ -230,7 +228,7 @@ class Compute:
                 abi.move_compute(launch.limit_path(self._folder_of(session)), {card: part})
 
     def _live(self, card: str) -> list[Record]:
-        return [record for record in self._records.all() if record.state == "live" and card in record.cards]
+        return [record for record in self._records.on(card) if record.state == "live"]
 
     def _bursts(self, session: str) -> bool:
         record = self._records.get(session)

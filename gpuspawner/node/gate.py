@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Literal
 from gpuspawner.errors import InvalidInput
 from gpuspawner.node.excused import Excused
 from gpuspawner.node.limits import abi, launch
+from gpuspawner.node.offences import MOST_ENDED, Notice, Offences, Verdict
 from gpuspawner.node.presence import LAUNCHED, Presence
 from gpuspawner.node.records import Record, Records
 from gpuspawner.node.sight import Holder, Sight, end_process
@@ -29,13 +29,6 @@ COMPUTE_ACTIONS: tuple[ComputeAction, ...] = ("warn", "end")
 
 #: A context where the node could not measure one, so that the shim charges nothing for it.
 UNMEASURED_CONTEXT_BYTES = 1 << 30
-#: For so long a session's excess counts: what it spent of its grace is not given again, and who had a process ended has
-#: none left, and sees the notice. Seconds.
-REMEMBERED = 3600.0
-#: A session that had so many processes ended within that time is ended itself.
-MOST_ENDED = 10
-#: The ledger is told of a session's excess once in so many seconds: it may come and go as often as a session likes.
-TOLD_AGAIN = 600.0
 
 
 @dataclass(frozen=True)
@@ -70,46 +63,16 @@ class Policy:
         )
 
 
-@dataclass(frozen=True)
-class Notice:
-    """Something that a session's user should know. Times are seconds since the epoch; `deadline` where something
-    will be done."""
-
-    code: Literal["over_limit", "over_compute", "frozen", "process_ended", "shrunk", "card_failed"]
-    message: str
-    since: float
-    deadline: float | None = None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the gate saw or did, for the ledger. `hopeless`: the session is to be ended."""
-
-    session: str
-    reason: str
-    hopeless: bool = False
-
-
 @dataclass
 class _Case:
     """A session that is over its limit on a card."""
 
+    user: str
     since: float  # seconds since the epoch, for people
     began: float  # by the gate's clock, for the deadline
     over: int = 0
     message: str = ""
     ended: set[tuple[int, int]] = field(default_factory=set)
-
-
-@dataclass
-class _Past:
-    """What a session did before: when a process of it was ended (by the gate's clock), what is said of the last, and
-    until when it was over its limit for how many seconds."""
-
-    ended: list[float] = field(default_factory=list)
-    over: list[tuple[float, float]] = field(default_factory=list)
-    notice: Notice | None = None
-    told: dict[str, float] = field(default_factory=dict)  # by card
 
 
 class Gate:
@@ -145,7 +108,7 @@ class Gate:
         self._presence = presence
         self._cases: dict[tuple[str, str], _Case] = {}
         self._frozen: set[str] = set()
-        self._past: defaultdict[str, _Past] = defaultdict(_Past)
+        self._offences = Offences(clock)
         self._strangers: dict[str, set[tuple[int, int | None]]] = {}
         self._excused = Excused(records.database)
 
@@ -191,9 +154,9 @@ class Gate:
         """What the session's user should know now."""
         with self._lock:
             found = []
-            for (name, _), case in self._cases.items():
+            for (name, card), case in self._cases.items():
                 if name == session:
-                    found.append(Notice("over_limit", case.message, case.since, self._deadline(session, case)))
+                    found.append(Notice("over_limit", case.message, case.since, self._deadline(case, card)))
                     if session in self._frozen:
                         text = "New allocations on the card fail until the excess is gone."
                         found.append(Notice("frozen", text, case.since))
@@ -203,8 +166,7 @@ class Gate:
                     "New allocations fail until enough is freed."
                 )
                 found.append(Notice("shrunk", text, self._excused.since(session, card)))
-            notice = self._past[session].notice if session in self._past else None
-            return [*found, notice] if notice else found
+            return [*found, *self._offences.notices(session)]
 
     def _judge(self, record: Record, card: str, own: list[Holder], allowed: int) -> list[Verdict]:
         session, key = record.session, (record.session, card)
@@ -217,33 +179,37 @@ class Gate:
             tolerance += UNMEASURED_CONTEXT_BYTES * len(own)
         over = used - max(allowed, excused)
         if over <= tolerance:
-            if (past := self._cases.pop(key, None)) is not None:
-                self._past[session].over.append((self._clock(), self._clock() - past.began))
+            if key in self._cases:
+                self._close(key)
                 log.info("session %s is back within its share of card %s", session, card)
             return []
         case = self._cases.get(key)
         if case is None:
-            case = self._cases[key] = _Case(time.time(), self._clock())
+            case = self._cases[key] = _Case(owner(record), time.time(), self._clock())
         case.over = over
         ranked = self._offenders(session, card, own)
         case.message = self._words(record, card, used, allowed, case, ranked)
         verdicts = self._tell(session, card, f"it uses {gib(used)} of card {card} and may use {gib(allowed)}")
-        if self._policy.action == "end" and self._clock() >= case.began + self._grace(session):
+        began = min(each.began for each in self._cases_of(case.user, card))
+        if self._policy.action == "end" and self._clock() >= began + self._grace(case, card):
             verdicts += self._end(record, card, case, ranked)
         return verdicts
 
+    def _close(self, key: tuple[str, str]) -> None:
+        """The session is within its limit again, or has ended: how long it was over counts."""
+        case = self._cases.pop(key)
+        self._offences.spend(case.user, key[1], self._clock() - case.began)
+
     def _tell(self, session: str, card: str, reason: str) -> list[Verdict]:
-        told = self._past[session].told
-        if card in told and self._clock() - told[card] < TOLD_AGAIN:
+        if not self._offences.to_tell(session, card):
             return []
-        told[card] = self._clock()
         log.warning("session %s: %s", session, reason)
         return [Verdict(session, reason)]
 
     def _end(self, record: Record, card: str, case: _Case, ranked: list[tuple[Holder, int]]) -> list[Verdict]:
         """End processes, those with most that they did not account for first, until the excess would be gone."""
         verdicts: list[Verdict] = []
-        left, past = case.over, self._past[record.session]
+        left, count = case.over, len(self._offences.of(case.user, card).ended)
         for holder, undeclared in ranked:
             if left <= 0:
                 break
@@ -258,11 +224,11 @@ class Gate:
             text = f"process {holder.pid} ({name}) was ended: it held {gib(used)} of card {card}"
             text += f", {gib(undeclared)} of it past this session's limit" if undeclared else ""
             log.warning("session %s: %s", record.session, text)
-            past.ended.append(self._clock())
-            past.notice = Notice("process_ended", f"{text[0].upper()}{text[1:]}.", time.time())
+            notice = Notice("process_ended", f"{text[0].upper()}{text[1:]}.", time.time())
+            count = self._offences.ended(case.user, card, notice, record.session)
             verdicts.append(Verdict(record.session, text))
-        if len(past.ended) >= MOST_ENDED:
-            reason = f"{len(past.ended)} processes of it were ended within the hour for memory past its limit"
+        if count >= MOST_ENDED:
+            reason = f"{count} processes of its user were ended within the hour for memory past a limit"
             verdicts.append(Verdict(record.session, reason, hopeless=True))
         return verdicts
 
@@ -298,21 +264,26 @@ class Gate:
         self, record: Record, card: str, used: int, allowed: int, case: _Case, ranked: list[tuple[Holder, int]]
     ) -> str:
         text = f"This session uses {gib(used)} of card {card} and may use {gib(allowed)}."
-        deadline = self._deadline(record.session, case)
+        deadline = self._deadline(case, card)
         if deadline is None or not ranked:
             return f"{text} Free {gib(used - allowed)}."
         pid = ranked[0][0].pid
         when = datetime.fromtimestamp(deadline, UTC).strftime("%H:%M:%S")
         return f"{text} Free {gib(used - allowed)} before {when} UTC, or process {pid} ({name_of(pid)}) is ended."
 
-    def _grace(self, session: str) -> float:
+    def _grace(self, case: _Case, card: str) -> float:
         """Seconds from the first sight of excess to the end of a process: what is left of them, so that coming back
-        within the limit for a moment gains nothing; none for who had one ended lately."""
-        past = self._past[session]
-        return 0.0 if past.ended else max(0.0, self._policy.seconds - sum(seconds for _, seconds in past.over))
+        within the limit for a moment, or in another session, gains nothing; none for who had one ended lately."""
+        return self._offences.of(case.user, card).grace(self._policy.seconds)
 
-    def _deadline(self, session: str, case: _Case) -> float | None:
-        return case.since + self._grace(session) if self._policy.action == "end" else None
+    def _deadline(self, case: _Case, card: str) -> float | None:
+        if self._policy.action != "end":
+            return None
+        return min(each.since for each in self._cases_of(case.user, card)) + self._grace(case, card)
+
+    def _cases_of(self, user: str, card: str) -> list[_Case]:
+        """All sessions of one user are one as to its grace on a card."""
+        return [case for (_, on), case in self._cases.items() if on == card and case.user == user]
 
     def _follow_freezes(self, records: Mapping[str, Record]) -> None:
         wanted = {session for session, _ in self._cases} if self._policy.action != "warn" else set()
@@ -323,17 +294,11 @@ class Gate:
                 self._freeze(records[session])
 
     def _forget_others(self, live: set[str]) -> None:
-        self._cases = {key: case for key, case in self._cases.items() if key[0] in live}
+        for key in [key for key in self._cases if key[0] not in live]:
+            self._close(key)
         self._frozen &= live
         self._excused.keep(live)
-        for session in list(self._past):
-            past = self._past[session]
-            past.ended = [at for at in past.ended if self._clock() - at < REMEMBERED]
-            past.over = [(at, seconds) for at, seconds in past.over if self._clock() - at < REMEMBERED]
-            if not past.ended:
-                past.notice = None
-            if session not in live:
-                del self._past[session]
+        self._offences.forget(live)
 
     def _tell_strangers(self, card: str, holders: list[Holder]) -> None:
         now = {(holder.pid, holder.started) for holder in holders if holder.session is None}
@@ -341,6 +306,11 @@ class Gate:
             if started is not None:
                 log.warning("process %d (%s) holds memory of card %s and is of no session", pid, name_of(pid), card)
         self._strangers[card] = now
+
+
+def owner(record: Record) -> str:
+    """Whose offences a session's are: its user's, or its own where that is not known (it was found running)."""
+    return record.user or record.session
 
 
 def gib(size: int) -> str:

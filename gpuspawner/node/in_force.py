@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from gpuspawner.card import Card
@@ -40,6 +40,7 @@ class InForce:
         self._folder_of = folder_of
         self._frozen = frozen
         self._part_of = part_of
+        self._unsure: set[str] = set()
 
     def allowed(self, record: Record, uuid: str) -> int:
         """Bytes that a live session may use of a card: none of one on which it holds nothing."""
@@ -47,19 +48,29 @@ class InForce:
             return 0
         return GPUShare(record.eighths).memory_bytes(self._cards[uuid].memory_bytes)
 
-    def visible(self, record: Record) -> list[str]:
+    def visible(self, record: Record, without: Collection[str] = ()) -> list[str]:
         """The uuids by which the session's programs find its cards, or its slices of them."""
-        known = [uuid for uuid in record.cards if uuid in self._cards]
+        known = [uuid for uuid in record.cards if uuid in self._cards and uuid not in without]
         return [self._enforcers.of(uuid).take(record.session, record.eighths).visible_uuid for uuid in known]
 
     def apply(self, record: Record, eighths: int, *, insist: bool = True) -> None:
         """Put a share in force. `insist`: whether a driver that does not take the limit is an error."""
         cards = [uuid for uuid in record.cards if uuid in self._cards]
+        self._unsure.discard(record.session)
         limits = [self._limit(record, uuid, eighths, insist) for uuid in cards]
         folder = self._folder_of(record.session)
         for part in (folder, folder / "limit"):
             part.mkdir(mode=0o755, exist_ok=True)
         abi.write_limits(folder / "limit" / "limit", limits)
+
+    def settle(self, records: Iterable[Record]) -> None:
+        """Put in force anew what the driver did not confirm: it may hold a session to another limit than the record
+        says, and what it was silent about it may have done since."""
+        by_session = {record.session: record for record in records}
+        self._unsure &= by_session.keys()
+        for session in list(self._unsure):
+            record = by_session[session]
+            self.apply(record, record.eighths if record.state == "live" else 0, insist=False)
 
     def _limit(self, record: Record, uuid: str, eighths: int, insist: bool) -> abi.CardLimit:
         enforcer = self._enforcers.of(uuid)
@@ -68,6 +79,7 @@ class InForce:
         try:
             enforcer.limit(record.session, allowed)
         except GPUSpawnerError as error:
+            self._unsure.add(record.session)
             if eighths and insist:
                 raise
             log.warning("session %s: %s", record.session, error)

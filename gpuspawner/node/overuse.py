@@ -11,12 +11,13 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from gpuspawner.node.compute import WHOLE, Process, Use
-from gpuspawner.node.gate import MOST_ENDED, REMEMBERED, TOLD_AGAIN, Notice, Policy, Verdict, name_of
+from gpuspawner.node.gate import Policy, name_of
+from gpuspawner.node.offences import MOST_ENDED, Notice, Offences, Verdict
 from gpuspawner.node.sight import end_process
 from gpuspawner.processes import start_time
 
@@ -121,17 +122,6 @@ class _Case:
     deadline: float | None = None
 
 
-@dataclass
-class _Past:
-    """What a session did before: by the overuse's clock when a process of it was ended, with what is said of the last;
-    and by card when the ledger was told, and how much of the time of grace is spent, in seconds."""
-
-    ended: list[float] = field(default_factory=list)
-    notice: Notice | None = None
-    told: dict[str, float] = field(default_factory=dict)
-    spent: dict[str, float] = field(default_factory=dict)
-
-
 class Overuse:
     """Judges the figures that it is told. Thread-safe.
 
@@ -147,7 +137,7 @@ class Overuse:
         self._lock = threading.Lock()
         self._cards: defaultdict[str, _Card] = defaultdict(_Card)
         self._cases: dict[tuple[str, str], _Case] = {}  # by session and card
-        self._past: defaultdict[str, _Past] = defaultdict(_Past)
+        self._offences = Offences(clock)
         self._looked = clock()
 
     def seen(self, card: str, uses: list[Use], processes: Mapping[str, Mapping[Process, int]]) -> None:
@@ -157,25 +147,26 @@ class Overuse:
                 self._cards[card].add(self._clock(), uses, processes)
                 self._cards[card].forget(self._clock())
 
-    def look(self, live: Collection[str]) -> list[Verdict]:
-        """Judge once, and act by policy. `live`: the sessions that have not ended."""
+    def look(self, live: Mapping[str, str]) -> list[Verdict]:
+        """Judge once, and act by policy. `live`: the sessions that have not ended, with whose each is."""
         verdicts: list[Verdict] = []
         with self._lock:
             now, since = self._clock(), self._looked
             self._looked = now
-            self._forget(now, live)
+            self._offences.forget(live)
             over = set()
             for card, figures in self._cards.items():
                 figures.forget(now)
                 for session, (used, allowed) in figures.judge().items():
                     if session in live:
                         over.add((session, card))
-                        verdicts += self._judge(session, card, used, allowed, min(now - since, STANDS))
+                        seconds = min(now - since, STANDS)
+                        verdicts += self._judge(session, live[session], card, used, allowed, seconds)
             self._cases = {key: case for key, case in self._cases.items() if key in over}
-            for session, past in self._past.items():
-                for card in past.spent:
-                    if (session, card) not in over:  # as long within its share gives back what was spent
-                        past.spent[card] = max(0.0, past.spent[card] - (now - since))
+            offend = {(live[session], card) for session, card in over}
+            for key, past in self._offences.known().items():
+                if key not in offend:  # as long within its share gives back what was spent
+                    past.give_back(now - since)
         return verdicts
 
     def notices(self, session: str) -> list[Notice]:
@@ -186,59 +177,47 @@ class Overuse:
                 for (name, _), case in self._cases.items()
                 if name == session
             ]
-            notice = self._past[session].notice if session in self._past else None
-            return [*found, notice] if notice else found
+            return [*found, *self._offences.notices(session)]
 
-    def _judge(self, session: str, card: str, used: int, allowed: int, seconds: float) -> list[Verdict]:
-        past, now = self._past[session], self._clock()
+    def _judge(self, session: str, user: str, card: str, used: int, allowed: int, seconds: float) -> list[Verdict]:
         case = self._cases.get((session, card))
         if case is None:
             case = self._cases[session, card] = _Case(time.time())
         else:
-            past.spent[card] = past.spent.get(card, 0.0) + seconds
+            self._offences.spend(user, card, seconds)
         text = f"{percent(used)} of the time of card {card} and may use {percent(allowed)}, which others lack"
         case.message = f"This session uses {text}. Programs that go around the driver library they were given do that."
         verdicts = []
-        if card not in past.told or now - past.told[card] >= TOLD_AGAIN:
-            past.told[card] = now
+        if self._offences.to_tell(session, card):
             verdicts.append(Verdict(session, f"it uses {text}"))
             log.warning("session %s: it uses %s", session, text)
         processes = self._cards[card].by_process(session)
         if self._policy.compute != "end" or not processes:
             case.deadline = None
             return verdicts
-        left = 0.0 if past.ended else self._policy.seconds - past.spent.get(card, 0.0)
+        left = self._offences.of(user, card).grace(self._policy.seconds)
         if left <= 0:
-            return verdicts + self._end(session, card, processes[0], used)
+            return verdicts + self._end(session, user, card, processes[0], used)
         case.deadline = time.time() + left
         when = datetime.fromtimestamp(case.deadline, UTC).strftime("%H:%M:%S")
         case.message += f" If it goes on until {when} UTC, process {processes[0][0]} ({name_of(processes[0][0])}) ends."
         return verdicts
 
-    def _end(self, session: str, card: str, process: Process, used: int) -> list[Verdict]:
-        name, past = name_of(process[0]), self._past[session]
+    def _end(self, session: str, user: str, card: str, process: Process, used: int) -> list[Verdict]:
+        name = name_of(process[0])
         if not end_process(*process):
             return []
         self._cards[card].figures.clear()  # what it used is nothing that another process is to end for
         del self._cases[session, card]
         text = f"process {process[0]} ({name}) was ended: this session used {percent(used)} of the time of card {card}"
         log.warning("session %s: %s", session, text)
-        past.ended.append(self._clock())
-        past.notice = Notice("process_ended", f"{text[0].upper()}{text[1:]}.", time.time())
+        notice = Notice("process_ended", f"{text[0].upper()}{text[1:]}.", time.time())
+        count = self._offences.ended(user, card, notice, session)
         verdicts = [Verdict(session, text)]
-        if len(past.ended) >= MOST_ENDED:
-            reason = f"{len(past.ended)} processes of it were ended within the hour for computing longer than its share"
+        if count >= MOST_ENDED:
+            reason = f"{count} processes of its user were ended within the hour for computing longer than a share"
             verdicts.append(Verdict(session, reason, hopeless=True))
         return verdicts
-
-    def _forget(self, now: float, live: Collection[str]) -> None:
-        for session in list(self._past):
-            past = self._past[session]
-            past.ended = [at for at in past.ended if now - at < REMEMBERED]
-            if not past.ended:
-                past.notice = None
-            if session not in live:
-                del self._past[session]
 
 
 def percent(thousandths: int) -> str:

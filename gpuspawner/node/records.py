@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,6 +71,7 @@ class Records:
     def __init__(self, path: Path) -> None:
         """Raises Unavailable, naming the file, where it cannot be opened, read or believed."""
         self._records: dict[str, Record] = {}
+        self._by_card: defaultdict[str, dict[str, Record]] = defaultdict(dict)
         try:
             self.database = sqlite3.connect(path, check_same_thread=False)
             self.database.execute("PRAGMA journal_mode = WAL")
@@ -83,7 +84,7 @@ class Records:
             self._add_columns()
             for row in self.database.execute(f"SELECT {_COLUMNS} FROM records"):
                 session, user, cards, eighths, state, launched, created, pids, burst, over = row
-                self._records[session] = Record(
+                record = Record(
                     session,
                     user,
                     tuple(json.loads(cards)),
@@ -95,6 +96,7 @@ class Records:
                     bool(burst),
                     over,
                 )
+                self._know(record)
         except (sqlite3.Error, ValueError, TypeError) as error:
             raise Unavailable(
                 f"The node's records in {path} cannot be used: {error}. If the file is damaged, move it and those "
@@ -132,6 +134,23 @@ class Records:
         """Every record, live and held."""
         return list(self._records.values())
 
+    def on(self, card: str) -> list[Record]:
+        """Every record, live and held, of a session on a card."""
+        return list(self._by_card.get(card, {}).values())
+
+    def _know(self, record: Record) -> None:
+        before = self._records.get(record.session)
+        for card in before.cards if before is not None else ():
+            self._by_card[card].pop(record.session, None)
+        self._records[record.session] = record
+        for card in record.cards:
+            self._by_card[card][record.session] = record
+
+    def _forget(self, session: str) -> None:
+        before = self._records.pop(session, None)
+        for card in before.cards if before is not None else ():
+            self._by_card[card].pop(session, None)
+
     def put(self, record: Record) -> None:
         """Write a record, new or changed."""
         with self.database:
@@ -150,7 +169,7 @@ class Records:
                     record.over,
                 ),
             )
-        self._records[record.session] = record
+        self._know(record)
 
     def change(self, session: str, **changes: object) -> Record:
         """Write a record with some fields changed."""
@@ -162,7 +181,7 @@ class Records:
         """Drop a record: its eighths are free."""
         with self.database:
             self.database.execute("DELETE FROM records WHERE session = ?", (session,))
-        self._records.pop(session, None)
+        self._forget(session)
 
     def charged(self, without: str | None = None) -> Counter[str]:
         """Eighths taken on each card, by uuid, leaving one session out of the sum."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuspawner.node.drivers.nvml import DriverError, NVMLDriver
+from gpuspawner.node.drivers.base import Driver, DriverError
 from gpuspawner.node.presence import LAUNCHED, Presence
 from gpuspawner.node.records import Record
 from gpuspawner.processes import start_time
@@ -41,7 +41,7 @@ class Sight:
     and start time, so that it is still known as the session's when that has ended.
     """
 
-    def __init__(self, driver: NVMLDriver, folder_of: Callable[[str], Path], presence: Presence = LAUNCHED) -> None:
+    def __init__(self, driver: Driver, folder_of: Callable[[str], Path], presence: Presence = LAUNCHED) -> None:
         self._driver = driver
         self._folder_of = folder_of
         self._presence = presence

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import gpuspawner
+from gpuspawner.card import Card
 from gpuspawner.errors import Unavailable
 from gpuspawner.node.accounts import Accounts
-from gpuspawner.node.drivers.nvml import DriverError, NVMLDriver
+from gpuspawner.node.drivers.base import Driver, DriverError
 from gpuspawner.node.in_force import InForce
 from gpuspawner.node.limits import launch
 from gpuspawner.node.limits.choice import Enforcers
@@ -39,6 +40,7 @@ class Starter:
         self,
         state: Path,
         accounts: Accounts,
+        driver: Driver,
         files: launch.DriverFiles,
         enforcers: Enforcers,
         in_force: InForce,
@@ -46,6 +48,7 @@ class Starter:
     ) -> None:
         self._state = state
         self._accounts = accounts
+        self._driver = driver
         self._files = files
         self._enforcers = enforcers
         self._in_force = in_force
@@ -54,6 +57,8 @@ class Starter:
     def start(self, record: Record) -> Started:
         """For a session whose limits are in force. Raises Unavailable."""
         account = self._accounts.of(record.user)
+        access = self._driver.access(record.cards)
+        hidden = self._enforcers.hidden(record.session, record.cards)
         plan = launch.SessionPlan(
             session_dir=self._folder_of(record.session),
             home=account.home,
@@ -62,8 +67,9 @@ class Starter:
             user_name=account.name,
             driver=self._files,
             expose=_program_folders(),
-            hide=[self._state, *self._files.hidden, *self._enforcers.hidden(record.session, record.cards)],
+            hide=[self._state, *self._files.hidden, *hidden, *access.hidden],
             cgroup=self._enforcers.cgroup(record.session, record.cards),
+            groups=_groups(access.own),
         )
         try:
             prepared = launch.prepare(plan)
@@ -71,15 +77,31 @@ class Starter:
             raise Unavailable(f"The session cannot be started on this machine: {error}.", code="launch") from error
         env = {
             **prepared.env,
-            "CUDA_VISIBLE_DEVICES": ",".join(self._in_force.visible(record)),  # empty hides all, where it has none
+            **access.env,
+            # empty hides all, where it has none
+            "CUDA_VISIBLE_DEVICES": ",".join(self._in_force.visible(record, without=access.cards)),
             "GPUSPAWNER_SESSION": record.session,
         }
         return Started(record, prepared.argv_prefix, env, prepared.grade, account.home, account.uid)
 
 
-def driver_files(driver: NVMLDriver) -> launch.DriverFiles:
-    """The libraries of the cards' driver, for sessions to see. Raises DriverError where they are not found."""
+def _groups(files: Iterable[Path]) -> tuple[int, ...]:
+    """The groups that may use device files and not everybody may; never root's."""
+    found = set()
+    for file in files:
+        status = file.stat()
+        if status.st_gid and status.st_mode & 0o060 == 0o060 and status.st_mode & 0o006 != 0o006:
+            found.add(status.st_gid)
+    return tuple(sorted(found))
+
+
+def driver_files(driver: Driver, cards: Iterable[Card]) -> launch.DriverFiles:
+    """The libraries of the cards' driver, for sessions to see. Raises DriverError where they are not found, unless all
+    cards do without."""
+    needed = any(driver.only_whole(card.uuid) is None for card in cards)
     if driver.cuda_library is None or driver.nvml_library is None:
+        if not needed:
+            return launch.DriverFiles(cuda=None, nvml=None)
         raise DriverError("The card driver's libraries (libcuda.so.1, libnvidia-ml.so.1) were not found.")
     simulated_socket = os.environ.get("GPUSPAWNER_SIM_SOCKET")
     return launch.DriverFiles(

@@ -38,7 +38,8 @@ def offers(fleet: Fleet, tariff: Tariff, choose_card: bool = False, burst: bool 
         free_of_each = Counter(state.free_eighths for state in cards if state.fits is None)
         cut = [state for state in cards if state.fits is not None]
         memory = min(state.card.memory_bytes for state in cards)
-        for eighths in (*FRACTIONS, *several):
+        shared = any(state.only_whole is None for state in cards)
+        for eighths in (*(FRACTIONS if shared else (EIGHTHS_PER_CARD,)), *several):
             share = GPUShare(eighths)
             free = places(share, free_of_each, cut)
             found.append(
@@ -135,7 +136,7 @@ def _options(grant: Grant, state: CardState, current: GPUShare, tariff: Tariff) 
     others = f"Others hold {eighths_text(EIGHTHS_PER_CARD - free)} of this card."
     refused = "The card is out of service." if state.health.state == "failed" else others
     found = []
-    for eighths in FRACTIONS:
+    for eighths in FRACTIONS if state.only_whole is None else (EIGHTHS_PER_CARD,):
         share = GPUShare(eighths)
         fits = eighths <= free
         found.append(

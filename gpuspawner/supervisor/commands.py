@@ -99,7 +99,7 @@ def _welcome(settings: Settings, plan: cards.CardsPlan, signs_in: str | None) ->
         )
     else:
         people = f"the hub's configuration says ({signs_in or 'it does not say by what'})"
-    kind = f"simulated: {plan.simulated_spec}" if plan.simulated_spec else "NVIDIA"
+    kind = f"simulated: {plan.simulated_spec}" if plan.simulated_spec else plan.kind.upper()
     return (
         f"\n  JupyterHub   {_address(settings)}\n"
         f"  Sign in as   {people}\n"

@@ -6,9 +6,8 @@ import ctypes
 import logging
 import os
 import subprocess
-import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,18 +15,13 @@ from typing import Any, TypeVar
 import pynvml
 
 from gpuspawner.card import Card
-from gpuspawner.errors import Unavailable
 from gpuspawner.node.drivers import readings
+from gpuspawner.node.drivers.base import Access, DriverError, Sample
+from gpuspawner.node.drivers.patience import Patience
 from gpuspawner.node.health import Readings
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-
-class DriverError(Unavailable):
-    """The driver is not there or does not answer."""
-
-    code = "driver"
 
 
 def find_library(soname: str) -> Path | None:
@@ -51,19 +45,27 @@ def find_library(soname: str) -> Path | None:
 
 # After these the library is opened again. A card that is lost is no reason: the others are still there.
 _DRIVER_GONE = (pynvml.NVMLError_Uninitialized, pynvml.NVMLError_DriverNotLoaded, pynvml.NVMLError_Unknown)
+#: Seconds that the library may take to open: it wakes all cards of a machine, one after the other.
+_OPEN_WITHIN = 30.0
+#: The NVIDIA kernel driver lists its cards here, those that came after a library was opened included.
+KERNEL_LIST = Path("/proc/driver/nvidia/gpus")
 
 
 class NVMLDriver:
-    """One machine's cards. NVML is opened at first use, and opened again when it reports that it lost the driver.
-
-    Every method raises DriverError when the driver does not answer.
+    """One machine's cards (`base.Driver`). NVML is opened at first use, and opened again when it reports that it lost
+    the driver.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, patience: Patience | None = None, kernel_list: Path = KERNEL_LIST) -> None:
+        self._patience = patience or Patience("The card driver (NVML)")
+        self._kernel_list = kernel_list
+        self._listed_before = 0
+        # All below is for the thread that makes the calls.
         self._open = False
         self._handles: dict[str, Any] = {}
         self._events: Any = None
+        self._lost: set[int] = set()
+        self._useless: set[int] = set()
 
     @cached_property
     def cuda_library(self) -> Path | None:
@@ -76,42 +78,84 @@ class NVMLDriver:
         return find_library("libnvidia-ml.so.1")
 
     def cards(self) -> list[Card]:
-        """All cards of this machine, by index."""
-        with self._lock:
-            try:
-                self._ensure_open()
-                cards = []
-                for index in range(pynvml.nvmlDeviceGetCount()):
-                    try:
-                        cards.append(self._card(index))
-                    except (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_NotSupported) as error:
-                        log.warning("card %s is left out until the next start: %s", index, error)
-            except pynvml.NVMLError as error:
-                self._close()
-                raise DriverError(f"The card driver does not answer: {error}.") from error
-            return cards
+        """The cards of this machine that can be used now, by index. After a look at which some could not, the library
+        is opened anew, since it knows only those that were there when it was opened."""
 
-    def _card(self, index: int) -> Card:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        card = Card(
-            uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
-            index=index,
-            name=_text(pynvml.nvmlDeviceGetName(handle)),
-            memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-        )
+        def read() -> list[Card]:
+            if self.missing():
+                self._close()
+            self._ensure_open()
+            self._listed_before = self._listed()
+            found = [self._card(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            return [card for card in found if card is not None]
+
+        return self._ask(read, "The card driver", seconds=_OPEN_WITHIN)
+
+    def missing(self) -> bool:
+        """Whether cards were lost at the last look, or have come since."""
+        return bool(self._lost) or self._listed() > self._listed_before
+
+    def only_whole(self, uuid: str) -> str | None:
+        """Nothing of the driver's own keeps a card from being shared."""
+        return None
+
+    def access(self, uuids: Collection[str]) -> Access:
+        """NVIDIA's variables and device files are seen to by whoever chooses the enforcer."""
+        return Access()
+
+    def _listed(self) -> int:
+        try:
+            return len(list(self._kernel_list.iterdir()))
+        except OSError:
+            return 0
+
+    def _card(self, index: int) -> Card | None:
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            card = Card(
+                uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+                index=index,
+                name=_text(pynvml.nvmlDeviceGetName(handle)),
+                memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+            )
+        except pynvml.NVMLError_GpuIsLost as error:
+            if index not in self._lost:
+                log.warning("card %s is left out until its driver shows it again: %s", index, error)
+            self._lost.add(index)
+            return None
+        except pynvml.NVMLError_NotSupported as error:
+            if index not in self._useless:
+                log.warning("card %s cannot be used: its driver does not say what it is: %s", index, error)
+            self._useless.add(index)
+            return None
+        self._lost.discard(index)
         self._handles[card.uuid] = handle
         return card
 
-    def with_card(self, uuid: str, do: Callable[[Any], T]) -> T:
+    def with_card(self, uuid: str, do: Callable[[Any], T], late: Callable[[T], object] | None = None) -> T:
         """What `do` returns for the card's NVML handle. Raises DriverError, with NVML's own error as its cause."""
-        with self._lock:
+        return self._ask(lambda: do(self._handle(uuid)), f"The driver of card {uuid}", late)
+
+    def _ask(
+        self,
+        do: Callable[[], T],
+        who: str,
+        late: Callable[[T], object] | None = None,
+        *,
+        seconds: float | None = None,
+    ) -> T:
+        def ask() -> T:
             try:
                 self._ensure_open()
-                return do(self._handle(uuid))
-            except pynvml.NVMLError as error:
-                if isinstance(error, _DRIVER_GONE):
-                    self._close()
-                raise DriverError(f"The driver of card {uuid} does not answer: {error}.") from error
+                return do()
+            except _DRIVER_GONE:
+                self._close()
+                raise
+
+        try:
+            return self._patience.call(ask, late, seconds=seconds)
+        except pynvml.NVMLError as error:
+            raise DriverError(f"{who} does not answer: {error}.") from error
 
     def readings(self, uuid: str, xids: tuple[int, ...]) -> Readings:
         """What the driver tells of a card's health now, with the XID codes that are known of it."""
@@ -121,42 +165,57 @@ class NVMLDriver:
             lost = isinstance(error.__cause__, pynvml.NVMLError_GpuIsLost)
             return Readings(answers=False, lost=lost, xids=xids)
 
-    def utilization(self, uuid: str, since: int) -> tuple[int, dict[int, int]]:
-        """Percent of the card that each process had of late, by pid, from figures newer than `since`, and how new the
-        newest is (microseconds, the driver's clock). Raises DriverError, also where the driver does not tell."""
+    def samples(self, uuid: str) -> list[Sample]:
+        """All that the driver still knows of what processes did on a card."""
 
         def read(handle: Any) -> list[Any]:
             try:
-                return list(pynvml.nvmlDeviceGetProcessUtilization(handle, since))
+                # all, and not those after a moment: their stamps follow a clock that may be set back
+                return list(pynvml.nvmlDeviceGetProcessUtilization(handle, 0))
             except pynvml.NVMLError_NotFound:
-                return []  # nobody had it
+                return []  # nobody did anything
 
-        newest: dict[int, Any] = {}
-        for sample in self.with_card(uuid, read):
-            if sample.timeStamp > since and (
-                sample.pid not in newest or sample.timeStamp > newest[sample.pid].timeStamp
-            ):
-                newest[sample.pid] = sample
-        latest = max((int(sample.timeStamp) for sample in newest.values()), default=since)
-        return latest, {pid: int(sample.smUtil) for pid, sample in newest.items()}
+        return [
+            Sample(
+                int(each.pid),
+                int(each.timeStamp),
+                int(each.smUtil),
+                bool(each.smUtil or each.memUtil or each.encUtil or each.decUtil),
+            )
+            for each in self.with_card(uuid, read)
+        ]
+
+    def idle(self, uuid: str) -> bool | None:
+        """Whether the card computes nothing now; None where the driver does not tell."""
+        try:
+            return self.with_card(uuid, lambda handle: int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)) == 0
+        except DriverError as error:
+            if isinstance(error.__cause__, pynvml.NVMLError_NotSupported):
+                return None
+            raise
 
     def new_xids(self) -> list[tuple[str, int]]:
         """Card uuid and code of the XID events since the last call; none where the driver reports none."""
-        found = []
-        with self._lock:
+
+        def read() -> list[tuple[str, int]]:
+            found = []
             try:
-                self._ensure_open()
                 if self._events is None:
                     self._events = self._listen()
                 while True:
                     event = pynvml.nvmlEventSetWait_v2(self._events, 0)
                     found.append((_text(pynvml.nvmlDeviceGetUUID(event.device)), int(event.eventData)))
             except pynvml.NVMLError_Timeout:
-                pass
+                return found
             except pynvml.NVMLError as error:
                 if isinstance(error, _DRIVER_GONE):
                     self._close()
-        return found
+                return found
+
+        try:
+            return self._ask(read, "The card driver")
+        except DriverError:
+            return []
 
     def _listen(self) -> Any:
         events = pynvml.nvmlEventSetCreate()
@@ -180,53 +239,25 @@ class NVMLDriver:
 
         A value is None where the driver knows that the process uses the card, but not how much.
         """
-        with self._lock:
-            try:
-                self._ensure_open()
-                handle = self._handle(uuid)
-                used: Counter[int] = Counter()
-                unknown: set[int] = set()
-                seen: set[tuple[int, int]] = set()
-                for running in (
-                    pynvml.nvmlDeviceGetComputeRunningProcesses,
-                    pynvml.nvmlDeviceGetGraphicsRunningProcesses,
-                ):
-                    for process in _processes(running, handle):
-                        if process.usedGpuMemory is None:
-                            unknown.add(process.pid)
-                        elif (process.pid, process.usedGpuMemory) not in seen:
-                            # A process with both kinds of context is listed twice with the same figure.
-                            seen.add((process.pid, process.usedGpuMemory))
-                            used[process.pid] += process.usedGpuMemory
-            except pynvml.NVMLError as error:
-                if isinstance(error, _DRIVER_GONE):
-                    self._close()
-                raise DriverError(f"The driver of card {uuid} does not answer: {error}.") from error
-        return {pid: None if pid in unknown else used[pid] for pid in {*used, *unknown}}
 
-    def worked(self, uuid: str, since_us: int) -> tuple[set[int], int] | None:
-        """The processes that the driver saw at work on a card after `since_us`, and the time of its newest sample
-        (both in its own microseconds). None where it keeps no samples of processes and the card itself is not idle.
-        """
-        with self._lock:
-            try:
-                self._ensure_open()
-                handle = self._handles.get(uuid) or pynvml.nvmlDeviceGetHandleByUUID(uuid)
-                try:
-                    samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
-                except pynvml.NVMLError_NotFound:  # no sample since then
-                    return set(), since_us
-                except pynvml.NVMLError_NotSupported:
-                    idle = int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) == 0
-                    return (set(), since_us) if idle else None
-            except pynvml.NVMLError_NotSupported:
-                return None
-            except pynvml.NVMLError as error:
-                self._close()
-                raise DriverError(f"The driver of card {uuid} does not answer: {error}.") from error
-        newest = max((int(sample.timeStamp) for sample in samples), default=since_us)
-        used = (sample for sample in samples if sample.smUtil or sample.memUtil or sample.encUtil or sample.decUtil)
-        return {int(sample.pid) for sample in used}, newest
+        def read(handle: Any) -> dict[int, int | None]:
+            used: Counter[int] = Counter()
+            unknown: set[int] = set()
+            seen: set[tuple[int, int]] = set()
+            for running in (
+                pynvml.nvmlDeviceGetComputeRunningProcesses,
+                pynvml.nvmlDeviceGetGraphicsRunningProcesses,
+            ):
+                for process in _processes(running, handle):
+                    if process.usedGpuMemory is None:
+                        unknown.add(process.pid)
+                    elif (process.pid, process.usedGpuMemory) not in seen:
+                        # A process with both kinds of context is listed twice with the same figure.
+                        seen.add((process.pid, process.usedGpuMemory))
+                        used[process.pid] += process.usedGpuMemory
+            return {pid: None if pid in unknown else used[pid] for pid in {*used, *unknown}}
+
+        return self.with_card(uuid, read)
 
     def _ensure_open(self) -> None:
         if not self._open:

@@ -25,17 +25,23 @@ class NotBuiltError(RuntimeError):
 
 @dataclass(frozen=True)
 class DriverFiles:
-    """The driver of a node: its two libraries, and what else its clients need (sockets, devices).
+    """The driver of a node: its two libraries (None where there is no NVIDIA driver), and what else its clients need
+    (sockets, devices).
 
     `hidden`: files beside them that no session may see. `env`: variables that programs need to find it. Where a value
     is the path of one of `extra`, the session gets the place at which that lies inside the session.
     """
 
-    cuda: Path
-    nvml: Path
+    cuda: Path | None
+    nvml: Path | None
     extra: list[Path] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     hidden: list[Path] = field(default_factory=list)
+
+    def behind(self) -> list[tuple[Path, Path, str]]:
+        """Each library that is there: the shim that goes before it, its file, its name."""
+        known = ((SHIM_CUDA, self.cuda, "libcuda.so.1"), (SHIM_NVML, self.nvml, "libnvidia-ml.so.1"))
+        return [(shim, path, name) for shim, path, name in known if path is not None]
 
 
 def require(*paths: Path) -> None:
@@ -53,10 +59,8 @@ def host_flavour(driver: DriverFiles, out_dir: Path) -> Path:
     """
     require(HOST_CUDA, HOST_NVML)
     out_dir.mkdir(parents=True, exist_ok=True)
-    for source, target, name in (
-        (HOST_CUDA, driver.cuda, "libcuda.so.1"),
-        (HOST_NVML, driver.nvml, "libnvidia-ml.so.1"),
-    ):
+    for shim, target, name in driver.behind():
+        source = HOST_CUDA if shim == SHIM_CUDA else HOST_NVML
         real = os.fsencode(target.resolve(strict=True))
         if len(real) > PLACEHOLDER_LENGTH:
             raise ValueError(f"driver: given a path of {len(real)} bytes, allowed are {PLACEHOLDER_LENGTH}")

@@ -12,8 +12,8 @@ import pynvml
 
 from gpuspawner.card import Card
 from gpuspawner.errors import GPUSpawnerError, Unavailable
+from gpuspawner.node.drivers.base import Driver
 from gpuspawner.node.limits import cgroups, devices, driver_limits, mig, sriov
-from gpuspawner.node.limits.driver_limits import Driver
 from gpuspawner.node.limits.enforcer import (
     VARIABLE,
     Enforcer,
@@ -54,7 +54,14 @@ class Enforcers:
         below = cgroups.root()
         self._cgroups = cgroups.SessionCgroups(below, name) if below and guarded and cgroups.may_make(below) else None
         self._minors: dict[str, int | None] = {}
-        self._by_card = {card.uuid: self._choose(card, names or wanted()) for card in cards}
+        self._names = names or wanted()
+        self._by_card: dict[str, Enforcer] = {}
+        for card in cards:
+            self.add(card)
+
+    def add(self, card: Card) -> None:
+        """Choose for one more card. Raises Unavailable where none can serve it."""
+        self._by_card[card.uuid] = self._choose(card, self._names)
 
     def of(self, uuid: str) -> Enforcer:
         """What holds sessions on a card."""
@@ -72,10 +79,11 @@ class Enforcers:
 
     def cgroup(self, session: str, cards: Iterable[str]) -> str | None:
         """The cgroup that the session must run in, if one of its cards needs that."""
-        return next((path for uuid in cards if (path := self._by_card[uuid].cgroup(session))), None)
+        known = [self._by_card[uuid] for uuid in cards if uuid in self._by_card]
+        return next((path for enforcer in known if (path := enforcer.cgroup(session))), None)
 
     def hidden(self, session: str, cards: Iterable[str]) -> list[Path]:
-        """Device files that the session must not see."""
+        """Device files of NVIDIA's cards that the session must not see."""
         own = []
         for uuid in cards:
             minor = self._minors.get(uuid)
@@ -83,7 +91,7 @@ class Enforcers:
                 enforcer = self._by_card[uuid]
                 instance = enforcer.gpu_instance(session) if isinstance(enforcer, mig.MigSlices) else None
                 own.append(devices.Own(minor, instance))
-        return devices.to_hide(own) if own else []
+        return devices.to_hide(own) if any(minor is not None for minor in self._minors.values()) else []
 
     def close(self) -> None:
         """Remove what is empty."""
@@ -91,6 +99,10 @@ class Enforcers:
             self._cgroups.close()
 
     def _choose(self, card: Card, names: Sequence[Name]) -> Enforcer:
+        why = self._driver.only_whole(card.uuid)
+        if why is not None:
+            reachable = bool(self._driver.access([card.uuid]).own)
+            return self._chosen(card, WholeEnforcer(card, kernel=reachable, why=why))
         minor = self._minors[card.uuid] = self._ask(card, pynvml.nvmlDeviceGetMinorNumber)
         kernel = minor is not None and devices.can_hide(minor)
         cut = mig.is_cut(self._driver, card.uuid)

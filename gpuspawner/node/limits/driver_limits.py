@@ -10,28 +10,20 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import pynvml
 
 from gpuspawner.card import Card
 from gpuspawner.errors import GPUSpawnerError, InUse, Unavailable
+from gpuspawner.node.drivers.base import Driver
 from gpuspawner.node.limits.cgroups import SessionCgroups
 from gpuspawner.node.limits.enforcer import Name, Place, Resize, ShimEnforcer, by_eighths
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 NO_LIMIT = (1 << 64) - 1
 _PROBE = "probe"
-
-
-class Driver(Protocol):
-    """What is needed of the driver of a card."""
-
-    def with_card(self, uuid: str, do: Any) -> Any:
-        """Call with the card's handle; raises DriverError."""
-        ...
 
 
 class DriverLimits(ShimEnforcer):

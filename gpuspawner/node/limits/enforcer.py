@@ -41,6 +41,8 @@ class Enforcer(Protocol):
     name: Name
     kernel: bool
     resize: Resize
+    #: Why it serves no fraction of the card, in one sentence; None where it does.
+    only_whole: str | None
 
     def allows(self, eighths: int) -> bool:
         """Whether such a share of the card exists here at all."""
@@ -79,6 +81,7 @@ class ShimEnforcer:
     name: Name = "shim"
     kernel = False
     resize: Resize = "live"
+    only_whole: str | None = None
 
     def __init__(self, card: Card) -> None:
         self._card = card
@@ -112,9 +115,10 @@ class WholeEnforcer(ShimEnforcer):
     name: Name = "whole"
     resize: Resize = "none"
 
-    def __init__(self, card: Card, *, kernel: bool) -> None:
+    def __init__(self, card: Card, *, kernel: bool, why: str = "This card is only given out whole.") -> None:
         super().__init__(card)
         self.kernel = kernel
+        self.only_whole = why
 
     def allows(self, eighths: int) -> bool:
         """The whole card."""

@@ -56,7 +56,8 @@ class SessionPlan:
     `session_dir`: the node's own folder for it. `home`: the user's home, the one place in which the session may
     write. `uid`, `gid`: whom it runs as; None: whoever starts it. `expose`: what must be readable inside though
     something above it may be closed to `uid` or hidden (the Python installation, the project). `hide`: what must not
-    be seen (the state directory). `cgroup`: the folder of the cgroup that it must run in.
+    be seen (the state directory). `cgroup`: the folder of the cgroup that it must run in. `groups`: further groups that
+    it needs for device files, where it runs as another user than whoever starts it.
     """
 
     session_dir: Path
@@ -68,6 +69,7 @@ class SessionPlan:
     expose: list[Path] = field(default_factory=list)
     hide: list[Path] = field(default_factory=list)
     cgroup: str | None = None
+    groups: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ def prepare(plan: SessionPlan) -> Launch:
     words: list[str] = ["alive", str(plan.session_dir / ALIVE), "home", str(plan.home)]
     if plan.uid is not None:
         words += ["uid", str(uid), "gid", str(gid)]
+        words += [word for group in plan.groups for word in ("group", str(group))]
     if plan.cgroup is not None:
         words += ["cgroup", plan.cgroup]
     env = {"HOME": str(plan.home), "USER": plan.user_name, "LOGNAME": plan.user_name}
@@ -160,9 +163,9 @@ def _check(plan: SessionPlan) -> None:
         raise LaunchError(f"uid: given {plan.uid}, allowed is {os.geteuid()} (only root can start sessions of others)")
     if plan.home == plan.session_dir or plan.home in plan.session_dir.parents:
         raise LaunchError(f"session_dir: given {plan.session_dir}, allowed is a folder outside the home {plan.home}")
-    for name, path in (("driver.cuda", plan.driver.cuda), ("driver.nvml", plan.driver.nvml)):
+    for _, path, library in plan.driver.behind():
         if not path.is_file():
-            raise LaunchError(f"{name}: given {path}, allowed is the path of a library that exists")
+            raise LaunchError(f"driver ({library}): given {path}, allowed is the path of a library that exists")
 
 
 def _ids(plan: SessionPlan) -> tuple[int, int]:
@@ -266,7 +269,7 @@ def _operations(plan: SessionPlan, uid: int, gid: int) -> list[str]:
     words += _own_places(plan)
     words += _etc(plan, uid, gid)
     # Programs that name the driver by its own path get the shim too.
-    for shim, driver in ((build.SHIM_CUDA, plan.driver.cuda), (build.SHIM_NVML, plan.driver.nvml)):
+    for shim, driver, _ in plan.driver.behind():
         if not is_hidden(driver.resolve()) or any(driver.resolve().is_relative_to(path) for path in expose):
             words += ["bindro?", str(shim), str(driver.resolve())]
     for path in [*reversed(covered), INSIDE]:
@@ -283,11 +286,10 @@ def _own_places(plan: SessionPlan) -> list[str]:
     words += ["bindro", str(limit_path(plan.session_dir).parent), str(INSIDE / "limits")]
     # The file alone, so that nobody in the session can put another in its place.
     words += ["bind", str(usage_path(plan.session_dir)), str(INSIDE / "usage/usage")]
-    words += ["bindro", str(plan.driver.cuda), str(INSIDE / "driver/libcuda.so.1")]
-    words += ["bindro", str(plan.driver.nvml), str(INSIDE / "driver/libnvidia-ml.so.1")]
-    for shim, name in ((build.SHIM_CUDA, "libcuda.so"), (build.SHIM_NVML, "libnvidia-ml.so")):
-        words += ["bindro", str(shim), str(INSIDE / "lib" / f"{name}.1")]
-        words += ["link", f"{name}.1", str(INSIDE / "lib" / name)]
+    for shim, path, name in plan.driver.behind():
+        words += ["bindro", str(path), str(INSIDE / "driver" / name)]
+        words += ["bindro", str(shim), str(INSIDE / "lib" / name)]
+        words += ["link", name, str(INSIDE / "lib" / name.removesuffix(".1"))]
     for path in plan.driver.extra:
         if _extra_place(path) != path:
             words += ["bind", str(path), str(_extra_place(path))]
@@ -315,8 +317,8 @@ def _etc(plan: SessionPlan, uid: int, gid: int) -> list[str]:
     for name, content in (("passwd", users), ("group", groups)):
         _write(folder / name, "".join(f"{line}\n" for line in content).encode(errors="surrogateescape"), 0o644)
         words += ["bindro", str(folder / name), f"/etc/{name}"]
-    libraries = {name: str(INSIDE / "lib" / name) for name in ("libcuda.so.1", "libnvidia-ml.so.1")}
-    cache = ldcache.for_session(libraries)
+    libraries = {name: str(INSIDE / "lib" / name) for _, _, name in plan.driver.behind()}
+    cache = ldcache.for_session(libraries) if libraries else None
     if cache is not None:
         _write(folder / "ld.so.cache", cache, 0o644)
         words += ["bindro?", str(folder / "ld.so.cache"), "/etc/ld.so.cache"]

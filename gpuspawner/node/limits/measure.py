@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import uuid as uuids
+from collections.abc import Collection
 
 from .build import DriverFiles
 
@@ -32,12 +33,15 @@ class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
-def context_bytes(driver: DriverFiles) -> dict[str, int]:
-    """Bytes that one context takes, by card uuid; cards on which none could be made are left out.
+def context_bytes(driver: DriverFiles, only: Collection[str] = ()) -> dict[str, int]:
+    """Bytes that one context takes, by card uuid (of those in `only`, or of all); cards on which none could be made are
+    left out.
 
     Raises `OSError` or `subprocess.SubprocessError` if the driver cannot be tried at all.
     """
-    command = [sys.executable, "-m", __spec__.name, str(driver.cuda), str(driver.nvml)]
+    if driver.cuda is None or driver.nvml is None:
+        return {}
+    command = [sys.executable, "-m", __spec__.name, str(driver.cuda), str(driver.nvml), *only]
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"} | driver.env
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
@@ -65,11 +69,13 @@ def _card_used(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> int | None:
     return int(memory.used) if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0 else None
 
 
-def _measure(cuda: ctypes.CDLL, nvml: ctypes.CDLL, device: int) -> tuple[str, int] | None:
+def _measure(cuda: ctypes.CDLL, nvml: ctypes.CDLL, device: int, only: Collection[str]) -> tuple[str, int] | None:
     raw = (ctypes.c_uint8 * 16)()
     if cuda.cuDeviceGetUuid(raw, device) != 0:
         return None
     uuid = f"GPU-{uuids.UUID(bytes=bytes(raw))}"
+    if only and uuid not in only:
+        return None
     handle, context = ctypes.c_void_p(), ctypes.c_void_p()
     if nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)) != 0:
         return None
@@ -84,16 +90,16 @@ def _measure(cuda: ctypes.CDLL, nvml: ctypes.CDLL, device: int) -> tuple[str, in
     return (uuid, size) if size is not None and size > 0 else None
 
 
-def _main(cuda_path: str, nvml_path: str) -> int:
+def _main(cuda_path: str, nvml_path: str, *only: str) -> int:
     cuda, nvml = ctypes.CDLL(cuda_path), ctypes.CDLL(nvml_path)
     count = ctypes.c_int()
     if cuda.cuInit(0) != 0 or nvml.nvmlInit_v2() != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
         print("{}")
         return 0
-    found = [_measure(cuda, nvml, device) for device in range(count.value)]
+    found = [_measure(cuda, nvml, device, only) for device in range(count.value)]
     print(json.dumps(dict(each for each in found if each is not None)))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(_main(*sys.argv[1:3]))
+    sys.exit(_main(*sys.argv[1:]))

@@ -25,7 +25,7 @@ import pynvml
 
 from gpuspawner.card import Card
 from gpuspawner.errors import GPUSpawnerError, NoRoom, Unavailable
-from gpuspawner.node.limits.driver_limits import Driver
+from gpuspawner.node.drivers.base import Driver
 from gpuspawner.node.limits.enforcer import Name, Place, Resize
 from gpuspawner.share import FRACTIONS, eighths_text
 
@@ -50,6 +50,7 @@ class MigSlices:
 
     name: Name = "mig"
     resize: Resize = "restart"
+    only_whole: str | None = None
 
     def __init__(self, card: Card, driver: Driver, folders: Path, *, kernel: bool) -> None:
         self._card = card
@@ -84,7 +85,9 @@ class MigSlices:
         if known is not None:
             return Place(str(known["uuid"]), int(known["memory_bytes"]))
         try:
-            made: dict[str, Any] = self._driver.with_card(self._card.uuid, lambda handle: self._cut(handle, eighths))
+            made = self._driver.with_card(
+                self._card.uuid, lambda handle: self._cut(handle, eighths), late=self._not_wanted
+            )
         except GPUSpawnerError as error:
             if not isinstance(error.__cause__, pynvml.NVMLError_InsufficientResources):
                 raise
@@ -99,6 +102,10 @@ class MigSlices:
             self._driver.with_card(self._card.uuid, lambda handle: _destroy(handle, int(made["gpu_instance"])))
             raise Unavailable(f"The slice could not be written down: {error}.", code="storage") from error
         return Place(str(made["uuid"]), int(made["memory_bytes"]))
+
+    def _not_wanted(self, made: dict[str, Any]) -> None:
+        """The driver made it too late: nobody knows of it."""
+        _destroy(pynvml.nvmlDeviceGetHandleByUUID(self._card.uuid), int(made["gpu_instance"]))
 
     def _cut(self, handle: Any, eighths: int) -> dict[str, Any]:
         number = PROFILES[eighths]

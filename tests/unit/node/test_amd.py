@@ -1,118 +1,30 @@
-"""AMD cards, against a FAKE of the module `amdsmi`: its functions' names, arguments, units and errors, and no card.
-
-No AMD card was at hand. The fake follows AMD's published Python API and says "N/A" where that does.
-"""
+"""AMD cards, against the stand-in for the module `amdsmi` in `tests/support/amd.py`. No AMD card was at hand."""
 
 from __future__ import annotations
 
 import sys
-import types
-from enum import IntEnum
-from typing import Any
+from pathlib import Path
 
 import pytest
+from support.amd import ADDRESSES, UUIDS, StandIn
 
 from gpuspawner.node.drivers.amd import AMDDriver
-from gpuspawner.node.drivers.nvml import DriverError
+from gpuspawner.node.drivers.base import DriverError
+from gpuspawner.node.drivers.machine import Drivers, of_machine
+from gpuspawner.node.drivers.nvml import NVMLDriver
 from gpuspawner.node.health import assess
 
-UUID = "17ff74a1-0000-1000-80f5-0d4f5e1a2b3c"
-
-
-class FakeSmi(types.ModuleType):
-    """Stands in for `amdsmi`: one MI300X, handles are opaque."""
-
-    class AmdSmiException(Exception):
-        pass
-
-    class AmdSmiTemperatureType(IntEnum):
-        EDGE = 0
-        HOTSPOT = 1
-        VRAM = 2
-
-    class AmdSmiTemperatureMetric(IntEnum):
-        CURRENT = 0
-        CRITICAL = 5
-        EMERGENCY = 7
-
-    def __init__(self) -> None:
-        super().__init__("amdsmi")
-        self.handle = object()
-        self.opened = 0
-        self.init_error: Exception | None = None
-        self.temperatures: dict[tuple[int, int], Any] = {
-            (1, 0): 62,
-            (1, 5): 100,
-            (1, 7): 105,
-            (2, 0): 55,
-            (2, 5): 105,
-        }
-        self.power: dict[str, Any] = {"current_socket_power": 143, "average_socket_power": "N/A", "power_limit": 750}
-        self.ecc: dict[str, Any] = {"correctable_count": 3, "uncorrectable_count": 0, "deferred_count": 0}
-
-    def _check(self, handle: object) -> None:
-        if handle is not self.handle:
-            raise self.AmdSmiException("Invalid argument")
-
-    def amdsmi_init(self) -> None:
-        if self.init_error:
-            raise self.init_error
-        self.opened += 1
-
-    def amdsmi_shut_down(self) -> None:
-        self.opened -= 1
-
-    def amdsmi_get_processor_handles(self) -> list[object]:
-        return [self.handle]
-
-    def amdsmi_get_gpu_device_uuid(self, handle: object) -> str:
-        self._check(handle)
-        return UUID
-
-    def amdsmi_get_gpu_asic_info(self, handle: object) -> dict[str, Any]:
-        self._check(handle)
-        return {"market_name": "AMD Instinct MI300X", "vendor_id": "0x1002", "asic_serial": "0xABCD"}
-
-    def amdsmi_get_gpu_vram_usage(self, handle: object) -> dict[str, Any]:
-        self._check(handle)
-        return {"vram_total": 196592, "vram_used": 285}
-
-    def amdsmi_get_gpu_process_list(self, handle: object) -> list[dict[str, Any]]:
-        self._check(handle)
-        memory = {"gtt_mem": 0, "cpu_mem": 0, "vram_mem": 3 << 30}
-        return [
-            {"name": "python", "pid": 41, "mem": 3 << 30, "memory_usage": memory},
-            {"name": "N/A", "pid": 42, "mem": "N/A", "memory_usage": {"vram_mem": "N/A"}},
-        ]
-
-    def amdsmi_get_temp_metric(self, handle: object, sensor: int, metric: int) -> Any:
-        self._check(handle)
-        value = self.temperatures.get((sensor, metric))
-        if value is None:
-            raise self.AmdSmiException("Feature is not supported on the current device.")
-        return value
-
-    def amdsmi_get_power_info(self, handle: object) -> dict[str, Any]:
-        self._check(handle)
-        return self.power
-
-    def amdsmi_get_gpu_activity(self, handle: object) -> dict[str, Any]:
-        self._check(handle)
-        return {"gfx_activity": 87, "umc_activity": 20, "mm_activity": "N/A"}
-
-    def amdsmi_get_gpu_total_ecc_count(self, handle: object) -> dict[str, Any]:
-        self._check(handle)
-        return self.ecc
+UUID = UUIDS[0]
 
 
 @pytest.fixture
-def smi(monkeypatch: pytest.MonkeyPatch) -> FakeSmi:
-    fake = FakeSmi()
+def smi(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    fake = StandIn()
     monkeypatch.setitem(sys.modules, "amdsmi", fake)
     return fake
 
 
-def test_inventory(smi: FakeSmi) -> None:
+def test_inventory(smi: StandIn) -> None:
     driver = AMDDriver()
     (card,) = driver.cards()
     assert card.uuid == f"GPU-{UUID}"
@@ -124,7 +36,7 @@ def test_inventory(smi: FakeSmi) -> None:
     assert smi.opened == 0
 
 
-def test_telemetry_and_health(smi: FakeSmi) -> None:
+def test_telemetry_and_health(smi: StandIn) -> None:
     driver = AMDDriver()
     uuid = driver.cards()[0].uuid
     read = driver.readings(uuid)
@@ -136,7 +48,7 @@ def test_telemetry_and_health(smi: FakeSmi) -> None:
     assert assess(driver.readings(uuid)).state == "warning"
 
 
-def test_what_the_card_does_not_tell_is_none(smi: FakeSmi) -> None:
+def test_what_the_card_does_not_tell_is_none(smi: StandIn) -> None:
     driver = AMDDriver()
     uuid = driver.cards()[0].uuid
     smi.temperatures.clear()
@@ -148,7 +60,7 @@ def test_what_the_card_does_not_tell_is_none(smi: FakeSmi) -> None:
     assert assess(read).state == "ok"
 
 
-def test_without_library_driver_or_card_there_is_a_reason(smi: FakeSmi, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_library_driver_or_card_there_is_a_reason(smi: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     smi.init_error = smi.AmdSmiException("Driver not loaded")
     with pytest.raises(DriverError, match="Driver not loaded"):
         AMDDriver().cards()
@@ -156,3 +68,74 @@ def test_without_library_driver_or_card_there_is_a_reason(smi: FakeSmi, monkeypa
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     with pytest.raises(DriverError, match="amdsmi is not installed"):
         AMDDriver().cards()
+
+
+def lay_out(folder: Path, *addresses: str) -> AMDDriver:
+    """A driver on a machine with the device files of cards at those addresses: card0 and renderD128, and so on."""
+    dev, sysfs = folder / "dev", folder / "sys"
+    (dev / "dri").mkdir(parents=True)
+    (dev / "kfd").touch()
+    for number, address in enumerate(addresses):
+        for name in (f"card{number}", f"renderD{128 + number}"):
+            (dev / "dri" / name).touch()
+            (sysfs / "bus/pci/devices" / address / "drm" / name).mkdir(parents=True)
+    return AMDDriver(dev=dev, sysfs=sysfs)
+
+
+def test_a_session_reaches_its_cards_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "amdsmi", StandIn(2))
+    driver = lay_out(tmp_path, *ADDRESSES)
+    first, second = (card.uuid for card in driver.cards())
+
+    def names(paths: tuple[Path, ...]) -> list[str]:
+        return [path.name for path in paths]
+
+    one = driver.access([second])
+    assert one.env == {"ROCR_VISIBLE_DEVICES": "GPU-80f50d4f5e1a2b3d", "HIP_VISIBLE_DEVICES": "0"}
+    assert names(one.own) == ["card1", "renderD129", "kfd"]
+    assert names(one.hidden) == ["card0", "renderD128"]
+    both = driver.access([second, first])
+    assert both.env["ROCR_VISIBLE_DEVICES"] == "GPU-80f50d4f5e1a2b3c,GPU-80f50d4f5e1a2b3d"
+    assert both.env["HIP_VISIBLE_DEVICES"] == "0,1"
+    assert both.hidden == ()
+    none = driver.access(["GPU-of-another-driver"])
+    assert none.env == {"ROCR_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
+    assert (none.cards, none.own) == (frozenset(), ())
+    assert len(none.hidden) == 5
+
+
+def test_a_newer_library_says_the_name_itself(smi: StandIn) -> None:
+    smi.amdsmi_get_gpu_enumeration_info = lambda handle: {"hip_uuid": "GPU-4b2c1a9f"}  # type: ignore[attr-defined]
+    driver = AMDDriver()
+    uuid = driver.cards()[0].uuid
+    assert driver.access([uuid]).env["ROCR_VISIBLE_DEVICES"] == "GPU-4b2c1a9f"
+
+
+def test_both_vendors_on_one_machine(smi: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvidia = NVMLDriver()
+    monkeypatch.setattr(nvidia, "cards", list)  # none: what NVIDIA's cards do is shown elsewhere
+    driver = Drivers([nvidia, AMDDriver()])
+    (card,) = driver.cards()
+    assert "whole" in (driver.only_whole(card.uuid) or "")
+    assert driver.used_bytes(card.uuid)[41] == 3 << 30
+    assert driver.access([card.uuid]).cards == {card.uuid}
+    assert driver.idle(card.uuid) is False
+    with pytest.raises(DriverError, match="how much it computes"):
+        driver.samples(card.uuid)
+    with pytest.raises(DriverError, match="no NVML"):
+        driver.with_card(card.uuid, lambda handle: handle)
+    assert assess(driver.readings("GPU-none", ())).state == "unknown"
+    assert not driver.missing()
+    smi.init_error = smi.AmdSmiException("Driver not loaded")
+    broken = Drivers([nvidia, AMDDriver()])
+    with pytest.raises(DriverError, match="Driver not loaded"):
+        broken.cards()
+    assert broken.missing()
+    smi.init_error = None
+    assert len(broken.cards()) == 1, "it is asked again"
+
+
+def test_which_drivers_there_are_follows_the_setting(smi: StandIn) -> None:
+    assert isinstance(of_machine({"GPUSPAWNER_CARDS": "amd"}), AMDDriver)
+    assert isinstance(of_machine({"GPUSPAWNER_CARDS": "nvidia"}), NVMLDriver)
+    assert isinstance(of_machine({"GPUSPAWNER_CARDS": "simulated"}), NVMLDriver)

@@ -10,7 +10,7 @@ import pytest
 
 from gpuspawner.node import compute as module
 from gpuspawner.node.compute import LOOK_SECONDS, SELDOM_SECONDS, WHOLE, Compute, Process, Use, split, turns
-from gpuspawner.node.drivers.nvml import DriverError
+from gpuspawner.node.drivers.base import DriverError, Sample
 from gpuspawner.node.records import Record, Records
 
 
@@ -64,12 +64,12 @@ class Driver:
         self.read: list[str] = []
         self.newest = 1
 
-    def utilization(self, card: str, since: int) -> tuple[int, dict[int, int]]:
+    def samples(self, card: str) -> list[Sample]:
         self.read.append(card)
         shown = self.shown.get(card, {})
         if shown is None:
             raise DriverError("It does not say.")
-        return (self.newest, shown) if self.newest > since else (since, {})
+        return [Sample(pid, self.newest, percent, percent > 0) for pid, percent in shown.items()]
 
 
 class Looker:

@@ -11,8 +11,9 @@ import pytest
 
 from gpuspawner.errors import InvalidInput
 from gpuspawner.node import gate as module
-from gpuspawner.node.drivers.nvml import DriverError
-from gpuspawner.node.gate import MOST_ENDED, REMEMBERED, TOLD_AGAIN, UNMEASURED_CONTEXT_BYTES, Gate, Policy
+from gpuspawner.node.drivers.base import DriverError
+from gpuspawner.node.gate import UNMEASURED_CONTEXT_BYTES, Gate, Policy
+from gpuspawner.node.offences import MOST_ENDED, REMEMBERED, TOLD_AGAIN
 from gpuspawner.node.records import Record, Records
 from gpuspawner.node.sight import Holder, Sight
 
@@ -181,6 +182,26 @@ def test_grace_that_was_spent_is_not_given_again(world: Callable[..., World]) ->
     one.now += 0.2
     one.look()
     assert one.ended == [900001]
+
+
+@pytest.mark.parametrize(("user", "ends"), [("ann", True), ("bob", False)])
+def test_a_session_started_anew_has_what_grace_its_user_has_left(
+    world: Callable[..., World], user: str, ends: bool
+) -> None:
+    one = world(STRICT)
+    one.use(ALLOWED + 1)
+    one.look()
+    one.now += 29.0
+    one.look()
+    one.records.remove("s")
+    one.sight.shown[CARD] = []
+    one.look()
+    one.records.put(Record("t", user, (CARD,), 1, "live", True, 5.0))
+    one.sight.shown[CARD] = [Holder(CARD, 900009, 7, ALLOWED + 1, "t")]
+    one.look()
+    one.now += 1.0
+    one.look()
+    assert one.ended == ([900009] if ends else [])
 
 
 def test_a_session_that_does_it_again_and_again_is_hopeless(world: Callable[..., World]) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from gpuspawner.node import overuse as module
 from gpuspawner.node.compute import Use
-from gpuspawner.node.gate import MOST_ENDED, REMEMBERED, TOLD_AGAIN, Policy
+from gpuspawner.node.gate import Policy
+from gpuspawner.node.offences import MOST_ENDED, REMEMBERED, TOLD_AGAIN
 from gpuspawner.node.overuse import MARGIN, WINDOW, Overuse
 
 CARD = "GPU-1"
@@ -56,7 +57,7 @@ class World:
                 for session, pids in self.pids.items()
             }
             self.overuse.seen(CARD, uses, processes)
-            verdicts = self.overuse.look(set(self.eighths))
+            verdicts = self.overuse.look({session: session for session in self.eighths})
             said += [verdict.reason for verdict in verdicts]
             self.hopeless |= any(verdict.hopeless for verdict in verdicts)
         return said
@@ -139,11 +140,11 @@ def test_what_the_driver_does_not_say_is_not_judged(world: Callable[..., World])
     one.run(0.5 * WINDOW, TAKES)
     for _ in range(100):  # no figures any more
         one.now += 1
-        assert one.overuse.look({"mallory", "ann"}) == []
+        assert one.overuse.look({"mallory": "mallory", "ann": "ann"}) == []
     assert one.run(0.7 * WINDOW, TAKES) == [], "what was before the pause counts no more"
     assert len(one.run(0.3 * WINDOW, TAKES)) == 1
     one.now += WINDOW
-    assert one.overuse.look({"mallory", "ann"}) == []
+    assert one.overuse.look({"mallory": "mallory", "ann": "ann"}) == []
     assert one.codes() == []
 
 

@@ -29,6 +29,8 @@ struct op {
     int source_fd; /* opened before anything is covered */
 };
 
+enum { MOST_GROUPS = 16 };
+
 struct plan {
     bool namespaces;
     const char *alive;
@@ -37,6 +39,8 @@ struct plan {
     bool has_uid;
     uid_t uid;
     gid_t gid;
+    gid_t groups[MOST_GROUPS]; /* besides gid */
+    size_t group_count;
     struct op *ops;
     size_t op_count;
 };

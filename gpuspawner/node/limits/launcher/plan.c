@@ -126,6 +126,12 @@ void plan_read(const char *path, struct plan *plan)
             plan->gid = (gid_t)number(path, verb, first);
             continue;
         }
+        if (strcmp(verb, "group") == 0) {
+            if (plan->group_count == MOST_GROUPS)
+                bad_plan(path, "too many groups", first);
+            plan->groups[plan->group_count++] = (gid_t)number(path, verb, first);
+            continue;
+        }
         size_t known = 0;
         while (known < sizeof verbs / sizeof *verbs && strcmp(verbs[known].verb, verb) != 0)
             known++;

@@ -45,7 +45,9 @@ bool privileges_drop(const struct plan *plan)
     }
     (void)prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
     if (plan->has_uid && plan->uid != geteuid()) {
-        if (setgroups(1, &plan->gid) != 0 || setresgid(plan->gid, plan->gid, plan->gid) != 0 ||
+        gid_t groups[1 + MOST_GROUPS] = {plan->gid};
+        memcpy(groups + 1, plan->groups, plan->group_count * sizeof *groups);
+        if (setgroups(1 + plan->group_count, groups) != 0 || setresgid(plan->gid, plan->gid, plan->gid) != 0 ||
             setresuid(plan->uid, plan->uid, plan->uid) != 0) {
             complain("cannot become uid %u gid %u: %s", (unsigned)plan->uid, (unsigned)plan->gid, strerror(errno));
             return false;
