@@ -71,7 +71,7 @@ async def run(given: Settings, ended: asyncio.Event) -> None:
         # A container is a mount and PID namespace of its own.
         grades = {card.uuid: "kernel" if agent.grade_of(card.uuid) == "kernel" else "guarded" for card in cards}
         resizes = {card.uuid: agent.resize_of(card.uuid) for card in cards}
-        files, shims = install.libraries(given.state / "lib", driver_files(driver))
+        files, shims = install.libraries(given.state / "lib", driver_files(driver, cards))
         shares = Shares(
             agent,
             claims,

@@ -79,8 +79,7 @@ def mounts(folder: Path, files: launch.DriverFiles, shims: Mapping[str, Path], m
     found = [
         Mount(launch.limit_path(folder).parent, str(inside / "limits")),
         Mount(launch.usage_path(folder), str(inside / "usage/usage"), writable=True),
-        Mount(files.cuda, str(inside / "driver/libcuda.so.1")),
-        Mount(files.nvml, str(inside / "driver/libnvidia-ml.so.1")),
+        *(Mount(path, str(inside / "driver" / name)) for _, path, name in files.behind()),
     ]
     folders = [str(inside / "lib"), _FOLDERS.get(machine, "/usr/lib"), "/usr/lib64"]
     for name, shim in shims.items():

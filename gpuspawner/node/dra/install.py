@@ -21,11 +21,13 @@ def libraries(folder: Path, files: launch.DriverFiles) -> tuple[launch.DriverFil
     build.require(build.SHIM_CUDA, build.SHIM_NVML)
     put = _putting(folder)
     shims = {"libcuda.so": put(build.SHIM_CUDA, "shim-cuda"), "libnvidia-ml.so": put(build.SHIM_NVML, "shim-nvml")}
-    cuda, nvml = (put(path, name) if path.is_relative_to(_OWN) else path for path, name in _named(files))
+    cuda, nvml = (
+        put(path, name) if path is not None and path.is_relative_to(_OWN) else path for path, name in _named(files)
+    )
     return replace(files, cuda=cuda, nvml=nvml), shims
 
 
-def _named(files: launch.DriverFiles) -> list[tuple[Path, str]]:
+def _named(files: launch.DriverFiles) -> list[tuple[Path | None, str]]:
     return [(files.cuda, "driver-cuda"), (files.nvml, "driver-nvml")]
 
 
