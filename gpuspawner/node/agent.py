@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -34,7 +34,7 @@ from gpuspawner.node.health_watch import HealthWatch
 from gpuspawner.node.in_force import InForce
 from gpuspawner.node.limits import launch, measure
 from gpuspawner.node.limits.choice import Enforcers
-from gpuspawner.node.limits.enforcer import Resize
+from gpuspawner.node.limits.enforcer import Name, Resize
 from gpuspawner.node.offences import Notice
 from gpuspawner.node.overuse import Overuse
 from gpuspawner.node.presence import LAUNCHED, Presence
@@ -73,6 +73,7 @@ class Agent:
         start_timeout: float = START_TIMEOUT,
         clock: Callable[[], float] = time.monotonic,
         presence: Presence = LAUNCHED,
+        enforcers: Sequence[Name] | None = None,
     ) -> None:
         self._state = state
         self._presence = presence
@@ -95,7 +96,9 @@ class Agent:
         self._arrivals = Arrivals(self._driver, self._cards, clock)
         self._files = files = driver_files(self._driver, self.cards())
         name = installation.short_name(state)
-        self._enforcers = Enforcers(self.cards(), self._driver, self._sessions, name, guarded=self._guards_sessions())
+        self._enforcers = Enforcers(
+            self.cards(), self._driver, self._sessions, name, guarded=self._guards_sessions(), names=enforcers
+        )
         self._admission = Admission(self._cards, self._records, self._health, self._enforcers)
         self._context_bytes = self._records.context_bytes() | self._measured()
         policy = policy or Policy()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuspawner.card import Card
 from gpuspawner.errors import GPUSpawnerError
 from gpuspawner.node.agent import Agent
 from gpuspawner.node.dra import attributes, install
@@ -24,9 +25,11 @@ from gpuspawner.node.dra.claims import Claims
 from gpuspawner.node.dra.following import Following
 from gpuspawner.node.dra.plugin import Plugin
 from gpuspawner.node.dra.pods import Pods
+from gpuspawner.node.dra.published import Device
 from gpuspawner.node.dra.shares import Shares
-from gpuspawner.node.drivers.nvml import NVMLDriver
+from gpuspawner.node.drivers.machine import of_machine
 from gpuspawner.node.gate import Policy
+from gpuspawner.node.limits.enforcer import Name, wanted
 from gpuspawner.node.starting import driver_files
 
 log = logging.getLogger(__name__)
@@ -62,15 +65,24 @@ async def run(given: Settings, ended: asyncio.Event) -> None:
     """Serve until `ended`. Raises GPUSpawnerError where it cannot start."""
     pods = Pods()
     given.state.mkdir(mode=0o711, parents=True, exist_ok=True)
-    driver = NVMLDriver()
-    agent = await asyncio.to_thread(Agent, given.state, driver, policy=Policy.from_env(), presence=pods)
+    driver = of_machine()
+    agent = await asyncio.to_thread(
+        Agent, given.state, driver, policy=Policy.from_env(), presence=pods, enforcers=enforcers()
+    )
     claims = Claims(given.state / "node" / "claims.sqlite")
     api = await KubeApi.connect(given.kubeconfig)
     try:
         cards = agent.cards()
-        # A container is a mount and PID namespace of its own.
-        grades = {card.uuid: "kernel" if agent.grade_of(card.uuid) == "kernel" else "guarded" for card in cards}
-        resizes = {card.uuid: agent.resize_of(card.uuid) for card in cards}
+
+        def grade_of(uuid: str) -> str:
+            """A container is a mount and PID namespace of its own."""
+            return "kernel" if agent.grade_of(uuid) == "kernel" else "guarded"
+
+        def describe(cards: list[Card]) -> list[Device]:
+            grades = {card.uuid: grade_of(card.uuid) for card in cards}
+            resizes = {card.uuid: agent.resize_of(card.uuid) for card in cards}
+            return attributes.devices(cards, driver, grades, resizes)
+
         files, shims = install.libraries(given.state / "lib", driver_files(driver, cards))
         shares = Shares(
             agent,
@@ -78,11 +90,12 @@ async def run(given: Settings, ended: asyncio.Event) -> None:
             pods,
             api,
             given.node,
-            attributes.devices(cards, driver, grades, resizes),
+            describe,
             specs=given.cdi,
             files=files,
             shims=shims,
-            grades=grades,
+            access=driver.access,
+            grade_of=grade_of,
             node_uid=await _node_uid(api, given.node),
         )
         await _until_it_works(shares.restart)
@@ -103,6 +116,14 @@ async def run(given: Settings, ended: asyncio.Event) -> None:
         await api.close()
         claims.close()
         agent.close()
+
+
+def enforcers() -> list[Name]:
+    """Of those that may be used, what can hold a container that a kubelet starts. Raises InvalidInput.
+
+    The driver's own limits are by a cgroup of ours, and MIG slices need device files: neither is a pod's yet.
+    """
+    return [name for name in wanted() if name in ("virtual-function", "shim", "whole")] or ["shim"]
 
 
 async def _look(shares: Shares) -> None:

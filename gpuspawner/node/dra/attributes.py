@@ -13,7 +13,7 @@ from gpuspawner import kubernetes_names as names
 from gpuspawner.card import SIMULATED_SUFFIX, Card
 from gpuspawner.errors import GPUSpawnerError
 from gpuspawner.node.dra.published import Device, attribute
-from gpuspawner.node.drivers.nvml import NVMLDriver
+from gpuspawner.node.drivers.base import Driver
 
 #: NVML's numbers of architectures (nvmlDeviceArchitecture_t in nvml.h).
 _GENERATIONS = {2: "kepler", 3: "maxwell", 4: "pascal", 5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper"}
@@ -22,9 +22,7 @@ _MOST_LINKS = 18
 _NVIDIA = "0x10de"
 
 
-def devices(
-    cards: list[Card], driver: NVMLDriver, grades: Mapping[str, str], resizes: Mapping[str, str]
-) -> list[Device]:
+def devices(cards: list[Card], driver: Driver, grades: Mapping[str, str], resizes: Mapping[str, str]) -> list[Device]:
     """Every card as it is published. `grades` and `resizes` by uuid."""
     places = {card.uuid: _pci(driver, card.uuid) for card in cards}
     islands = _islands(cards, driver, places)
@@ -78,7 +76,7 @@ def _vendor(card: Card) -> str | None:
     return first[0].lower() if first and first[0].lower() in ("nvidia", "amd") else None
 
 
-def _pci(driver: NVMLDriver, uuid: str) -> str | None:
+def _pci(driver: Driver, uuid: str) -> str | None:
     """Its address as the kernel writes it: "0000:3b:00.0"."""
     found = _ask(driver, uuid, pynvml.nvmlDeviceGetPciInfo)
     if found is None:
@@ -100,7 +98,7 @@ def _folder(pci: str | None) -> Path | None:
         return None
 
 
-def _numa(driver: NVMLDriver, card: Card, sysfs: Path | None) -> int | None:
+def _numa(driver: Driver, card: Card, sysfs: Path | None) -> int | None:
     node = _ask(driver, card.uuid, getattr(pynvml, "nvmlDeviceGetNumaNodeId", None))
     if node is None and sysfs is not None:
         try:
@@ -118,7 +116,7 @@ def _root(sysfs: Path | None) -> str | None:
     return found.group(1) if found else None
 
 
-def _islands(cards: list[Card], driver: NVMLDriver, places: Mapping[str, str | None]) -> dict[str, int]:
+def _islands(cards: list[Card], driver: Driver, places: Mapping[str, str | None]) -> dict[str, int]:
     """The number of each card's island: cards that reach each other over NVLink, directly or over switches."""
     by_place = {place: uuid for uuid, place in places.items() if place}
     island = {card.uuid: card.index for card in cards}
@@ -149,7 +147,7 @@ def _join(island: dict[str, int], one: str, other: str) -> None:
             island[uuid] = low
 
 
-def _ask(driver: NVMLDriver, uuid: str, question: Any) -> Any:
+def _ask(driver: Driver, uuid: str, question: Any) -> Any:
     """What the driver answers; None where it does not say."""
     if question is None:
         return None

@@ -16,10 +16,12 @@ from typing import Any
 
 from gpuspawner import kubernetes_names as names
 from gpuspawner.node.dra.claims import Prepared
+from gpuspawner.node.drivers.base import Access
 from gpuspawner.node.limits import launch
 
 KIND = f"{names.DRIVER}/card"
 _VERSION = "0.6.0"
+_NO_ACCESS = Access()
 #: Where the dynamic linker looks without being told, by distribution: Debian and Ubuntu, the Red Hat family and SUSE.
 _FOLDERS = {"x86_64": "/usr/lib/x86_64-linux-gnu", "aarch64": "/usr/lib/aarch64-linux-gnu"}
 
@@ -49,20 +51,22 @@ def spec(
     files: launch.DriverFiles,
     shims: Mapping[str, Path],
     visible: Iterable[str],
-    device_nodes: Iterable[str] = (),
+    access: Access = _NO_ACCESS,
     machine: str = os.uname().machine,
 ) -> dict[str, Any]:
     """The spec of a claim. `folder`: the node's own for its session. `shims`: by the name of the library that each
-    stands before. `visible`: uuids of its cards or slices."""
+    stands before. `visible`: uuids of its cards or slices.
+    `access`: what else its cards' driver needs."""
     env = {
         **{name: _inside(files, value) for name, value in files.env.items()},
+        **access.env,
         "CUDA_VISIBLE_DEVICES": ",".join(visible),
         "GPUSPAWNER_SESSION": prepared.session,
     }
     common = [f"{name}={value}" for name, value in sorted(env.items())]
     edits: dict[str, Any] = {
         "mounts": [mount.shown() for mount in mounts(folder, files, shims, machine)],
-        "deviceNodes": [{"path": node} for node in device_nodes],
+        "deviceNodes": [{"path": str(node)} for node in access.own],
     }
     devices = []
     for index, part in enumerate(prepared.parts):

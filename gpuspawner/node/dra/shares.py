@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from gpuspawner.node.dra.claims import (
 from gpuspawner.node.dra.pods import Pods
 from gpuspawner.node.dra.publisher import Publisher
 from gpuspawner.node.dra.status import Statuses
+from gpuspawner.node.drivers.base import Access
 from gpuspawner.node.limits import abi, launch
 from gpuspawner.node.records import Record
 
@@ -54,7 +55,8 @@ def claim_path(namespace: str, name: str) -> str:
 
 class Shares:
     """The shares of one node. `specs`: the folder of CDI specs. `files`: the driver's libraries as containers are to
-    get them; `shims`: what stands before them. `grades`: how strongly sessions are held, by uuid.
+    get them; `shims`: what stands before them; `access`: what else a session needs of these cards. `describe` reads
+    what is published of cards, `grade_of` says how strongly sessions on one are held.
 
     All methods run in one event loop; what blocks runs in threads.
     """
@@ -66,12 +68,13 @@ class Shares:
         pods: Pods,
         api: KubeApi,
         node: str,
-        devices: Sequence[published.Device],
+        describe: Callable[[list[Card]], list[published.Device]],
         *,
         specs: Path,
         files: launch.DriverFiles,
         shims: Mapping[str, Path],
-        grades: Mapping[str, str],
+        access: Callable[[Collection[str]], Access],
+        grade_of: Callable[[str], str],
         node_uid: str | None = None,
         wait_for_held: float = WAIT_FOR_HELD,
     ) -> None:
@@ -85,9 +88,12 @@ class Shares:
         self._files = files
         self._shims = shims
         self._wait_for_held = wait_for_held
-        self._cards: dict[str, Card] = {names.device_name(card.uuid): card for card in agent.cards()}
-        self._grades = grades
-        self._devices = {device.name: device for device in devices}
+        self._access = access
+        self._describe = describe
+        self._grade_of = grade_of
+        self._cards: dict[str, Card] = {}
+        self._devices: dict[str, published.Device] = {}
+        self._learn_cards()
         self._targets: dict[str, int] = {}
         self._starting: set[str] = set()
         self._claim_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -107,6 +113,13 @@ class Shares:
             for name, card in self._cards.items()
         ]
         return published.slice_of(self._node, self._node_uid, shown)
+
+    def _learn_cards(self) -> None:
+        """A card may come later than the agent."""
+        cards = self._agent.cards()
+        if len(cards) != len(self._cards):
+            self._devices = {device.name: device for device in self._describe(cards)}
+            self._cards = {names.device_name(card.uuid): card for card in cards}
 
     # -- start ---------------------------------------------------------------------------------------------
 
@@ -187,7 +200,8 @@ class Shares:
             # Whoever the container runs as; nobody else can reach it.
             usage.chmod(0o666)
         visible = self._agent.visible(prepared.session)
-        cdi.write(self._specs, prepared, cdi.spec(prepared, folder, self._files, self._shims, visible))
+        access = self._access([self._card(part.device).uuid for part in prepared.parts])
+        cdi.write(self._specs, prepared, cdi.spec(prepared, folder, self._files, self._shims, visible, access))
 
     # -- change --------------------------------------------------------------------------------------------
 
@@ -302,6 +316,7 @@ class Shares:
     async def look(self) -> None:
         """One look at sessions and cards: what has become free, who is over the limit, which card has failed."""
         changes = await asyncio.to_thread(self._agent.watch)
+        self._learn_cards()
         for prepared in self._claims.all():
             if self._record(prepared.session) is None and prepared.session not in self._starting:
                 self._forget(prepared.session)
@@ -362,7 +377,7 @@ class Shares:
 
     async def _say(self, prepared: Prepared) -> None:
         """Write a claim's status. What fails is said at the next change or start."""
-        content = self._statuses.content(prepared, self._record(prepared.session), self._cards, self._grades)
+        content = self._statuses.content(prepared, self._record(prepared.session), self._cards, self._grade_of)
         try:
             await self._api.apply(f"{claim_path(*prepared.key)}/status", content, MANAGER)
         except ApiError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,10 +20,10 @@ class Statuses:
         self._since: dict[tuple[str, str], tuple[str, str]] = {}
 
     def content(
-        self, prepared: Prepared, record: Record | None, cards: dict[str, Card], grades: Mapping[str, str]
+        self, prepared: Prepared, record: Record | None, cards: dict[str, Card], grade_of: Callable[[str], str]
     ) -> dict[str, Any]:
-        """The claim with what we say of it, to be applied. `cards` by device name, `grades` by uuid."""
-        devices = [self._device(prepared, part, record, cards.get(part.device), grades) for part in prepared.parts]
+        """The claim with what we say of it, to be applied. `cards` by device name, `grade_of` by uuid."""
+        devices = [self._device(prepared, part, record, cards.get(part.device), grade_of) for part in prepared.parts]
         return {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceClaim",
@@ -38,7 +38,7 @@ class Statuses:
             del self._since[key]
 
     def _device(
-        self, prepared: Prepared, part: Part, record: Record | None, card: Card | None, grades: Mapping[str, str]
+        self, prepared: Prepared, part: Part, record: Record | None, card: Card | None, grade_of: Callable[[str], str]
     ) -> dict[str, Any]:
         eighths = record.eighths if record is not None and record.state == "live" else 0
         found: dict[str, Any] = {"driver": names.DRIVER, "pool": part.pool, "device": part.device}
@@ -50,7 +50,7 @@ class Statuses:
                 names.DATA_MEMORY: GPUShare(eighths).memory_bytes(card.memory_bytes) if eighths else 0,
                 names.DATA_UUID: card.uuid,
                 names.DATA_SIMULATED: card.simulated,
-                names.DATA_GRADE: grades.get(card.uuid),
+                names.DATA_GRADE: grade_of(card.uuid),
                 names.DATA_REQUEST: prepared.number,
             }
         if eighths:
