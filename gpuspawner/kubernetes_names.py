@@ -26,11 +26,15 @@ WANTED_FORCED = "gpuspawner.io/forced"
 #: "true" where the session may compute with what others leave idle.
 WANTED_BURST = "gpuspawner.io/burst"
 
+#: Annotation of a slice: which start of the node's agent wrote it.
+STARTED = "gpuspawner.io/started"
+
 #: Labels of claims and pods that the service made.
 SESSION_LABEL = "gpuspawner.io/session"
 USER_LABEL = "gpuspawner.io/user"
 
-#: Conditions in `status.devices[].conditions`. `Ready`: the share is in force. `Resized`: how the last wish ended;
+#: Conditions in `status.devices[].conditions`. `Ready`: the share is in force; False with NoRoom where it was refused
+#: at prepare, so that whatever uses the claim has to be placed anew. `Resized`: how the last wish ended;
 #: False with reason and message where it was refused. Which wish that was stands in `data.request`.
 READY = "Ready"
 RESIZED = "Resized"
@@ -41,6 +45,7 @@ DATA_MEMORY = "memoryBytes"  # allowed on this card now
 DATA_UUID = "uuid"
 DATA_SIMULATED = "simulated"
 DATA_GRADE = "grade"  # kernel, guarded, advisory
+DATA_NEED_TO_FREE = "needToFreeBytes"  # where the last wish was refused with InUse
 DATA_REQUEST = "request"  # the last wish that was answered; 0: none yet
 
 #: Reasons of conditions. Resized is True with the first, else False.

@@ -58,10 +58,12 @@ class Wish:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a wish ended: a reason of `kubernetes_names` and a sentence for a person."""
+    """How a wish ended: a reason of `kubernetes_names` and a sentence for a person. `need_to_free_bytes`: for a shrink
+    below what is in use."""
 
     reason: str
     message: str
+    need_to_free_bytes: int | None = None
 
 
 @dataclass(frozen=True)

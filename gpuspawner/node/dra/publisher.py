@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,9 @@ class Publisher:
         self._node = node
         self._content = content
         self._lock = asyncio.Lock()
+        # The first content of a start has to be another one than any before. A PUT of the last life may still be under
+        # way, and the server takes it unless the version has changed, which it does only with the content.
+        self._start = {names.STARTED: secrets.token_hex(8)}
         self._seen: Object | None = None  # the slice as the server last had it, as far as we know
         self._sent: tuple[dict[str, Any], int] | None = None  # the content that we sent, and the version it became
         self._selector = f"spec.driver={names.DRIVER},spec.nodeName={node}"
@@ -71,7 +75,7 @@ class Publisher:
             self._seen = None
 
     async def _put(self) -> None:
-        wanted = self._content()
+        wanted = self._wanted()
         if self._seen is not None and self._sent == (wanted["spec"], _version(self._seen)):
             return
         path = f"{PATH}/{slice_name(self._node)}"
@@ -90,8 +94,12 @@ class Publisher:
                 if error.status not in (404, 409):
                     raise
                 self._seen = None  # somebody else was there
-                wanted = self._content()
+                wanted = self._wanted()
         raise ApiError("it is changed by somebody else all the time", 409)
+
+    def _wanted(self) -> dict[str, Any]:
+        wanted = self._content()
+        return {**wanted, "metadata": {**wanted["metadata"], "annotations": self._start}}
 
     def _keep(self, sent: dict[str, Any], answer: Object) -> None:
         # The server adds to what it was sent, so that only its version says whether it is still that.

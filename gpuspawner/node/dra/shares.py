@@ -141,6 +141,9 @@ class Shares:
             self._starting.add(allocated.session)
             try:
                 prepared = await self._start(allocated, claim)
+            except GPUSpawnerError as error:
+                await self._say(_prepared(allocated), refused=_outcome(error))
+                raise
             finally:
                 self._starting.discard(allocated.session)
         await self._say(prepared)
@@ -152,9 +155,7 @@ class Shares:
         if record is not None and record.state == "live" and known is not None:
             prepared = replace(known, pods=allocated.pods)
         else:
-            prepared = Prepared(
-                session, allocated.namespace, allocated.name, allocated.uid, allocated.parts, allocated.pods
-            )
+            prepared = _prepared(allocated)
         self._remember(prepared)
         user = (claim["metadata"].get("labels") or {}).get(names.USER_LABEL) or allocated.namespace
         try:
@@ -255,7 +256,7 @@ class Shares:
         except ApiError:
             raise  # not answered: it is tried again
         except GPUSpawnerError as error:
-            outcome = Outcome(_reason(error), error.message)
+            outcome = _outcome(error)
         finally:
             self._targets.pop(session, None)
         changed = self._claims.answer(session, asked.number, outcome)
@@ -361,23 +362,14 @@ class Shares:
         """The claims' store was lost: what the claim itself says is taken up again."""
         said = [each for each in claim["status"].get("devices") or [] if each["driver"] == names.DRIVER]
         number = max((int(each.get("data", {}).get(names.DATA_REQUEST) or 0) for each in said), default=0)
-        self._remember(
-            Prepared(
-                allocated.session,
-                allocated.namespace,
-                allocated.name,
-                allocated.uid,
-                allocated.parts,
-                allocated.pods,
-                number,
-            )
-        )
+        self._remember(replace(_prepared(allocated), number=number))
 
     # -- the rest ------------------------------------------------------------------------------------------
 
-    async def _say(self, prepared: Prepared) -> None:
-        """Write a claim's status. What fails is said at the next change or start."""
-        content = self._statuses.content(prepared, self._record(prepared.session), self._cards, self._grade_of)
+    async def _say(self, prepared: Prepared, refused: Outcome | None = None) -> None:
+        """Write a claim's status; `refused`: why it is not in force. What fails is said at the next change or start."""
+        record = self._record(prepared.session)
+        content = self._statuses.content(prepared, record, self._cards, self._grade_of, refused)
         try:
             await self._api.apply(f"{claim_path(*prepared.key)}/status", content, MANAGER)
         except ApiError as error:
@@ -410,6 +402,17 @@ class Shares:
     def known(self) -> Mapping[tuple[str, str], Prepared]:
         """What is prepared, by namespace and name."""
         return {each.key: each for each in self._claims.all()}
+
+
+def _prepared(allocated: Allocation) -> Prepared:
+    return Prepared(
+        allocated.session, allocated.namespace, allocated.name, allocated.uid, allocated.parts, allocated.pods
+    )
+
+
+def _outcome(error: GPUSpawnerError) -> Outcome:
+    need = error.extra.get("need_to_free_bytes")
+    return Outcome(_reason(error), error.message, need if isinstance(need, int) else None)
 
 
 def _reason(error: GPUSpawnerError) -> str:

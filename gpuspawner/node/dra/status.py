@@ -20,10 +20,17 @@ class Statuses:
         self._since: dict[tuple[str, str], tuple[str, str]] = {}
 
     def content(
-        self, prepared: Prepared, record: Record | None, cards: dict[str, Card], grade_of: Callable[[str], str]
+        self,
+        prepared: Prepared,
+        record: Record | None,
+        cards: dict[str, Card],
+        grade_of: Callable[[str], str],
+        refused: Outcome | None = None,
     ) -> dict[str, Any]:
         """The claim with what we say of it, to be applied. `cards` by device name, `grade_of` by uuid."""
-        devices = [self._device(prepared, part, record, cards.get(part.device), grade_of) for part in prepared.parts]
+        devices = [
+            self._device(prepared, part, record, cards.get(part.device), grade_of, refused) for part in prepared.parts
+        ]
         return {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceClaim",
@@ -38,7 +45,13 @@ class Statuses:
             del self._since[key]
 
     def _device(
-        self, prepared: Prepared, part: Part, record: Record | None, card: Card | None, grade_of: Callable[[str], str]
+        self,
+        prepared: Prepared,
+        part: Part,
+        record: Record | None,
+        card: Card | None,
+        grade_of: Callable[[str], str],
+        refused: Outcome | None,
     ) -> dict[str, Any]:
         eighths = record.eighths if record is not None and record.state == "live" else 0
         found: dict[str, Any] = {"driver": names.DRIVER, "pool": part.pool, "device": part.device}
@@ -53,8 +66,12 @@ class Statuses:
                 names.DATA_GRADE: grade_of(card.uuid),
                 names.DATA_REQUEST: prepared.number,
             }
+            if prepared.outcome is not None and prepared.outcome.need_to_free_bytes is not None:
+                found["data"][names.DATA_NEED_TO_FREE] = prepared.outcome.need_to_free_bytes
         if eighths:
             ready = Outcome(names.REASON_IN_FORCE, f"{eighths_text(eighths)} of the card is in force.")
+        elif refused is not None:
+            ready = refused
         else:
             ready = Outcome(names.REASON_ENDED, "The session has ended here.")
         conditions = [self._condition(prepared.session, names.READY, ready)]
