@@ -50,7 +50,7 @@ soak: setup-dev ## let people, clocks and faults do what they will for half an h
 lint: setup-dev ## check style and types only
 	@tools/test lint
 
-check-c: setup-dev ## check the C code: cppcheck, sanitizers, rubbish for what reads files and sockets
+check-c: setup-dev ## check the C code: cppcheck, clang-tidy, sanitizers, rubbish for what reads files and sockets
 	@tools/check-c
 
 docs: setup-dev ## build the documentation into build/docs, warnings as errors
@@ -65,7 +65,7 @@ bench-%: setup-dev ## run one benchmark, e.g. make bench-resize
 
 setup: $(STAMPS)/runtime $(STAMPS)/package $(STAMPS)/proxy $(STAMPS)/simulation $(STAMPS)/limits $(STAMPS)/lab $(STAMPS)/bytecode ## set up all that `make up` needs
 
-setup-dev: $(STAMPS)/dev setup $(STAMPS)/bytecode-dev $(STAMPS)/browser $(STAMPS)/cppcheck ## set up all that `make test` needs
+setup-dev: $(STAMPS)/dev setup $(STAMPS)/bytecode-dev $(STAMPS)/browser $(STAMPS)/c-checkers ## set up all that `make test` needs
 
 lock: $(STAMPS)/venv ## resolve the Python dependencies anew
 	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra oauth --extra kubernetes --extra dev --extra docs --upgrade -q -o requirements/lock.txt
@@ -156,8 +156,8 @@ $(STAMPS)/bytecode-dev: $(STAMPS)/dev | $(STAMPS)/bytecode
 	@$(PY) -m compileall -qq -j 0 .venv/lib || true
 	@touch $@
 
-$(STAMPS)/cppcheck: tools/cppcheck
-	@mkdir -p $(STAMPS); tools/cppcheck
+$(STAMPS)/c-checkers: tools/c-checkers
+	@mkdir -p $(STAMPS); tools/c-checkers
 	@touch $@
 
 $(STAMPS)/browser: tools/browser
