@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from .shrink import free_caches
+from .shrink import came_back, free_and_count
 
 REQUEST = "gpuspawner_shrink_request"
 REPLY = "gpuspawner_shrink_reply"
@@ -32,34 +32,41 @@ def answer_requests(shell: Any) -> None:
     async def handle(stream: Any, idents: Any, parent: Any) -> None:
         # In a thread of its own: a callback that hangs must not take interrupt and shutdown with it.
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[list[str]] = loop.create_future()
+        done: asyncio.Future[tuple[list[str], int | None]] = loop.create_future()
 
-        def settle(failures: list[str]) -> None:
+        def settle(answer: tuple[list[str], int | None]) -> None:
             if not done.done():
-                done.set_result(failures)
+                done.set_result(answer)
 
         def work() -> None:
-            failures = free_caches()
+            answer = free_and_count()
             with contextlib.suppress(RuntimeError):  # the loop has ended with the kernel
-                loop.call_soon_threadsafe(settle, failures)
+                loop.call_soon_threadsafe(settle, answer)
 
         threading.Thread(target=work, name="gpuspawner-shrink", daemon=True).start()
         try:
-            failures = await asyncio.wait_for(done, CALLBACK_SECONDS)
+            failures, freed = await asyncio.wait_for(done, CALLBACK_SECONDS)
         except TimeoutError:
+            freed = None
             failures = [f"a function given to on_shrink has not returned within {CALLBACK_SECONDS:.0f} s"]
-        kernel.session.send(stream, REPLY, {"status": "ok", "failures": failures[:20]}, parent, ident=idents)
+        content = {"status": "ok", "failures": failures[:20], "freed_bytes": freed}
+        kernel.session.send(stream, REPLY, content, parent, ident=idents)
 
     handlers[REQUEST] = handle
 
 
 async def ask_to_free(managers: Iterable[Any], patience: float = PATIENCE) -> list[str]:
-    """Ask these kernels (by their managers) at once; returns one line for each failure. Never raises."""
+    """Ask these kernels (by their managers) at once. Never raises.
+
+    Returns a line that says how much came back, where a kernel knows, and one line for each failure.
+    """
     answers = await asyncio.gather(*(_ask(manager, patience) for manager in managers), return_exceptions=True)
-    return [line for answer in answers if isinstance(answer, list) for line in answer]
+    told = [answer for answer in answers if isinstance(answer, tuple)]
+    known = [freed for _, freed in told if freed is not None]
+    return [*came_back(sum(known) if known else None), *(line for lines, _ in told for line in lines)]
 
 
-async def _ask(manager: Any, patience: float) -> list[str]:
+async def _ask(manager: Any, patience: float) -> tuple[list[str], int | None]:
     client = manager.client()
     channel = client.control_channel
     channel.start()
@@ -70,10 +77,16 @@ async def _ask(manager: Any, patience: float) -> list[str]:
         while (left := deadline - time.monotonic()) > 0:
             answer = await channel.get_msg(timeout=left)
             if answer["parent_header"].get("msg_id") == message["header"]["msg_id"]:
-                failures = answer["content"].get("failures")
-                return [str(line)[:300] for line in failures] if isinstance(failures, list) else []
+                return _checked(answer["content"])
     except Exception:  # no answer, or a kernel that is going away: the shrink is tried all the same
-        return []
+        return [], None
     finally:
         channel.stop()
-    return []
+    return [], None
+
+
+def _checked(content: dict[str, Any]) -> tuple[list[str], int | None]:
+    """What a kernel says; it may be anything that its user writes there."""
+    failures, freed = content.get("failures"), content.get("freed_bytes")
+    lines = [str(line)[:300] for line in failures[:20]] if isinstance(failures, list) else []
+    return lines, freed if type(freed) is int and 0 <= freed < 1 << 50 else None

@@ -47,6 +47,14 @@ async def test_callbacks_run_and_failures_are_told(kernel: tuple[Any, Any]) -> N
     assert await run(client, "", times="len(called)") == {"times": "1"}
 
 
+async def test_the_answer_says_how_much_came_back(kernel: tuple[Any, Any]) -> None:
+    manager, client = kernel
+    await run(client, "on_shrink(lambda: 3 << 29)\non_shrink(lambda: 1 << 29)\non_shrink(lambda: True)")
+    first, second = await ask_to_free([manager], patience=30)
+    assert first == "2.0 GiB of card memory came back from caches."
+    assert second.startswith("broken")
+
+
 async def test_a_busy_kernel_answers_too(kernel: tuple[Any, Any]) -> None:
     manager, client = kernel
     # Busy until the callback has run: only the control channel can end this cell.

@@ -51,6 +51,8 @@ def free_after(error: BaseException | None, notebook: dict[str, Any]) -> int:
     for frame in frames:
         with contextlib.suppress(RuntimeError):  # one that still runs, such as a generator's owner
             frame.clear()
+            # Before Python 3.13 a frame keeps the dict that was once shown of it; asked again, it is made anew, empty.
+            _ = frame.f_locals
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
