@@ -57,7 +57,7 @@ c.LocalGPUSpawner.closed_ports = list(settings.ports)
 c.LocalGPUSpawner.server_log_dir = str(settings.state / "logs" / "servers")
 c.LocalGPUSpawner.environment = {"GPUSPAWNER_SERVICE_URL": settings.service_api}
 c.Spawner.http_timeout = 120
-c.Spawner.start_timeout = 120
+c.Spawner.start_timeout = 150  # the server's own time, and what comes before it
 c.Spawner.poll_interval = 5
 
 # -- the service and who may do what with it

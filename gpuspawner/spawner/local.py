@@ -28,7 +28,7 @@ from gpuspawner.spawner.environments import OWN, Environment, choose, read_envir
 from gpuspawner.spawner.errors import Refused
 from gpuspawner.spawner.obtain import obtain_session, to_the_end
 from gpuspawner.spawner.options import Choice, invalid, read_link, read_options
-from gpuspawner.spawner.ready import until_listening
+from gpuspawner.spawner.ready import Looks
 from gpuspawner.spawner.steps import Failure, Steps, tail
 from gpuspawner.spawner.words import profile_words
 
@@ -254,16 +254,18 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
             await closing
             address: tuple[str, int] = self._launch(launch, environment)
             self.steps.take("server", 60, f"The server is starting{f' on {cards}' if cards else ''}.")
-            await self._up(*address)
+            await self._up(*address, cards)
         except BaseException as error:
             if isinstance(error, Refused) and error.status_code == 400 and self.wanted == self.choice:
                 self.choice = Choice()  # it names what is not there any more
             self.failure = self._failure(error)
+            if isinstance(error, asyncio.CancelledError):
+                self._answer_cancelled(self.failure.happened)
             await self._undo_start()
             raise
         self.choice = self.wanted
         self._remember({**self.choice.options, "profile": profile_words(session)})
-        self.steps.take("server", 80, f"The server is up{f' on {cards}' if cards else ''} and loads its extensions.")
+        self.steps.take("server", 95, f"The server{f' on {cards}' if cards else ''} is ready.")
         return address
 
     def _close_ports(self) -> asyncio.Future[None]:
@@ -276,16 +278,19 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
             return done
         return asyncio.shield(ports.close_once(self.closed_ports))
 
-    async def _up(self, host: str, port: int) -> None:
-        """Wait for the server, so that JupyterHub's first look finds it; JupyterHub's own looks get seconds apart,
-        and miss a server that has ended. One that is slow is left to them. Raises Refused (500)."""
-        if await until_listening(host, port, self._runs, self.http_timeout):
-            return
+    async def _up(self, host: str, port: int, cards: str) -> None:
+        """Wait for the server, so that JupyterHub's first look finds it. Its own looks get seconds apart, miss a
+        server that has ended, and count what a user's own files did as the hub's failure. Raises Refused (424)."""
+        looks = Looks(host, port, self._runs, self.http_timeout)
+        if await looks.until_listening():
+            self.steps.take("server", 80, f"The server{f' on {cards}' if cards else ''} loads its extensions.")
+            if await looks.until_answering(f"{self.server.base_url if self.server else '/'}api"):
+                return
         status = self.proc.poll()
-        if status is not None:
-            told = f"by signal {-status}" if status < 0 else f"with status {status}"
-            message = f"Your server ended {told} while it was starting."
-            raise Refused(500, message, code="ended")
+        if status is None:
+            raise Refused(424, f"Your server did not answer within {self.http_timeout} seconds.", code="silent")
+        told = f"by signal {-status}" if status < 0 else f"with status {status}"
+        raise Refused(424, f"Your server ended {told} while it was starting.", code="ended")
 
     def _runs(self) -> bool:
         return self.proc.poll() is None
@@ -301,6 +306,11 @@ class LocalGPUSpawner(LocalProcessSpawner):  # type: ignore[misc, unused-ignore]
         else:
             happened = f"The hub could not start the server ({type(error).__name__})."
         return form.failure(happened, code, held, self._log_tail())
+
+    def _answer_cancelled(self, happened: str) -> None:
+        """Answer the request that asked for this start where it still waits: JupyterHub would say 500."""
+        if self.handler is not None and not self.handler._finished:
+            self.handler.send_error(409, exc_info=(Refused, Refused(409, happened, code="cancelled"), None))
 
     def _log_tail(self) -> tuple[str, ...]:
         if not (self.server_log_dir and self.session_id):

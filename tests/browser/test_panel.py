@@ -313,3 +313,21 @@ def test_a_missing_server_is_said_and_comes_back(lab: Page) -> None:
     cut = False
     expect(panel).not_to_contain_text("Trying again…")
     expect(panel).to_contain_text(re.compile(r"Memory\d+\.\d of"))
+
+
+def test_a_kernel_that_has_ended_meanwhile_is_told_and_not_restarted(lab: Page, panel: Locator) -> None:
+    """The last one with this kernel."""
+
+    def ends_first(route: Route) -> None:
+        gone = lab.request.delete(
+            route.request.url.split("/restart")[0], headers={"X-XSRFToken": route.request.headers["x-xsrftoken"]}
+        )
+        assert gone.status == 204, gone.text()
+        route.continue_()
+
+    lab.route("**/api/kernels/*/restart*", ends_first)
+    panel.get_by_role("button", name="Restart the kernel of tour.ipynb").click()
+    lab.get_by_role("dialog").get_by_role("button", name="Restart").click()
+    expect(panel).to_contain_text("This kernel has ended already, so nothing was restarted.")
+    lab.unroute("**/api/kernels/*/restart*")
+    expect(panel).to_contain_text("No kernel is running")

@@ -1,4 +1,4 @@
-"""GPUShare() in JupyterLab on the real stack: live while a cell runs, a resize, a notebook opened again later."""
+"""GPUShare() in JupyterLab on the real stack: live and resized while a cell runs, a notebook opened again later."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_live_in_lab_and_honest_when_opened_again(page: Page, hub: Stack, pictur
         expect(widget).to_contain_text(re.compile(r"of 10\.0 GiB"))
         expect(widget).to_contain_text(re.compile(r"\d+ °C"))
 
-        # While a cell runs the figures stay live; what is asked for waits for the kernel, and the widget says so.
+        # While a cell runs the figures stay live, and a resize is done.
         output = run(page, 1)
         foot = widget.locator(".gpushare-foot")
         shown = foot.inner_text()
@@ -117,18 +117,30 @@ def test_live_in_lab_and_honest_when_opened_again(page: Page, hub: Stack, pictur
         page.screenshot(path=ROOT / "test-output" / "widget-dark.png")
         theme(page, "JupyterLab Light")
         widget.get_by_role("button", name="Resize").click()
-        expect(widget).to_contain_text("Asked for 1/2")
+        status = widget.get_by_role("status")
+        expect(status).to_have_text(re.compile(r"^GPU 1/8 → 1/2: 39\.8 GiB in \d+\.\d ms, \d+\.\d\d EUR per hour\.$"))
+        expect(widget).to_contain_text("yours 4/8")
+        expect(widget.get_by_role("radio", name=re.compile(r"^1\/2"))).to_be_checked()
+        assert user.session()["share"] == "1/2"
+        expect(page.locator(".jp-gpu-item")).to_contain_text("1/2")
+        # A page whose server does not know of it leaves it to the kernel, which is busy; and says so.
+        page.route("**/gpuspawner/api/share", lambda route: route.fulfill(status=404, body="no such page"))
+        widget.get_by_role("radio", name=re.compile(r"^1\/4")).check()
+        widget.get_by_role("button", name="Resize").click()
+        expect(widget).to_contain_text("Asked for 1/4; the kernel answers when it is not busy.")
+        expect(output).not_to_contain_text("went")
         server.write_text("go")
         expect(output).to_contain_text("went True")
-        expect(widget.get_by_role("status")).to_contain_text("GPU 1/8 → 1/2")
+        expect(status).to_contain_text("GPU 1/2 → 1/4")
+        page.unroute("**/gpuspawner/api/share")
         expect(widget).to_contain_text(re.compile(r"Live · \d"))
-        expect(widget).to_contain_text("yours 4/8")
-        assert user.session()["share"] == "1/2"
+        expect(widget).to_contain_text("yours 2/8")
+        assert user.session()["share"] == "1/4"
 
         # The same widget in another cell shows the same.
         again = run(page, 2).get_by_label("GPU share")
         expect(again).to_contain_text(re.compile(r"Live · \d"))
-        expect(again).to_contain_text("yours 4/8")
+        expect(again).to_contain_text("yours 2/8")
 
         page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
         until(lambda: is_saved(server.read("share.ipynb")), 30, "the saved widget state")
@@ -137,7 +149,7 @@ def test_live_in_lab_and_honest_when_opened_again(page: Page, hub: Stack, pictur
         page.goto(server.base + "lab/tree/share.ipynb?reset")
         old = page.locator(".jp-Notebook").get_by_label("GPU share").first  # and not the panel
         expect(old).to_contain_text(re.compile(r"Not live\. Last figures from \d"))
-        expect(old).to_contain_text("yours 4/8")
+        expect(old).to_contain_text("yours 2/8")
         expect(old.get_by_role("radio", name=re.compile(r"^1\/8"))).to_be_disabled()
         page.screenshot(path=ROOT / "test-output" / "widget-reopened.png")
 

@@ -113,6 +113,24 @@ def test_a_share_of_a_cut_card_is_a_slice_that_changes_by_a_restart(cut_card: Ma
     end(cut_card, again)
 
 
+@pytest.mark.case("hub-17")
+def test_a_process_in_a_slice_is_shown_with_its_slice(cut_card: Machine) -> None:
+    mine, program = cut_card.start("ann", "1/4")
+    others, other = cut_card.start("bob", "1/8")
+    assert program("allocate(3 << 30)") == other("allocate(5 << 30)") == "CUDA_SUCCESS"
+    # as the panel, `%gpu` and `GPUShare()` read it inside the session
+    program("from gpuspawner_lab.nvml import NVMLReader")
+    program(f"(card,) = NVMLReader().read([{mine['cards'][0]['uuid']!r}], True)")
+    assert program("card.uuid") == program("os.environ['CUDA_VISIBLE_DEVICES']")
+    assert program("card.name") == "NVIDIA H100 80GB HBM3 MIG 2g.20gb (simulated)"
+    assert program("card.memory_allowed_bytes") == H100 // 4 >> 20 << 20
+    assert program("[list(each) for each in card.processes]") == [[program("os.getpid()"), (3 << 30) + (64 << 20)]]
+    assert program("card.utilization_percent") is None
+    for session, running in ((mine, program), (others, other)):
+        running.kill()
+        end(cut_card, session)
+
+
 def test_slices_that_do_not_fit_are_refused_in_words(cut_card: Machine) -> None:
     halves = [cut_card.start(user, "1/2") for user in ("ann", "bob")]
     refused = cut_card.api.post("/sessions", json={"user": "cid", "share": "1/8"})

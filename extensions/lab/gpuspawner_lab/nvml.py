@@ -7,6 +7,7 @@ total and the session's memory as used. Simulated cards are read the same way.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -50,21 +51,22 @@ class NVMLReader:
     def read(self, uuids: Collection[str] | None = None, processes: bool = False) -> list[CardReading]:
         """Read the cards with these UUIDs, or every visible card if none is named; with their processes if wanted.
 
+        A session that has a slice of a card (MIG) sees that alone, by the name in its environment.
         Raises `NVMLUnavailable` with the reason when there is no driver, or none of these cards.
         """
         nvml = self._library()
         try:
             count = nvml.nvmlDeviceGetCount()
             handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-            # Slices of a card (MIG) are in no list of cards: they are asked for by name.
-            slices = [uuid for uuid in uuids or () if uuid.startswith("MIG-")]
-            handles += [nvml.nvmlDeviceGetHandleByUUID(uuid.encode()) for uuid in slices]
+            # Slices are in no list of cards, and the service names the card that they are cut from.
+            slices = [nvml.nvmlDeviceGetHandleByUUID(uuid.encode()) for uuid in _slices()]
             cards = [self._card(nvml, handle, processes, uuids) for handle in handles]
+            cards += [self._card(nvml, handle, processes, None) for handle in slices]
         except nvml.NVMLError as error:
             # A restarted driver (or simulated one) needs a new start of the library.
             self.close()
             raise NVMLUnavailable(f"The driver does not answer: {error}.") from error
-        if not count:
+        if not cards:
             raise NVMLUnavailable("The driver shows no card to this session.")
         # A card of somebody else's is never shown in place of this session's.
         found = [card for card in cards if card is not None]
@@ -136,3 +138,8 @@ class NVMLReader:
             energy_joules=None if millijoules is None else round(millijoules / 1000, 1),
             processes=None if running is None else tuple((int(one.pid), one.usedGpuMemory) for one in running),
         )
+
+
+def _slices() -> list[str]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return [uuid for uuid in visible if uuid.startswith("MIG-")]

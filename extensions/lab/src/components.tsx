@@ -42,7 +42,7 @@ export function StatusLine(props: {
           <span className="jp-gpu-memory">{format.memory(v.used, v.allowed)}</span>
         </>
       )}
-      {v.simulated && <span className="jp-gpu-simulated">simulated</span>}
+      {v.simulated && <span className="jp-gpu-chip">simulated</span>}
       {v.notes.length > 0 && (
         <span className="jp-gpu-mark" aria-hidden="true">
           !
@@ -176,7 +176,7 @@ function Title(props: { v: View }): React.JSX.Element {
       <h2 className="jp-gpu-title">
         <span>{v.share === null ? 'GPU share' : `GPU ${v.share}`}</span>
         {v.simulated && (
-          <span className="jp-gpu-simulated" title={format.SIMULATED_MEANING}>
+          <span className="jp-gpu-chip" title={format.SIMULATED_MEANING}>
             simulated
           </span>
         )}

@@ -1,11 +1,10 @@
 import { ILabShell, ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette } from '@jupyterlab/apputils';
 import { PageConfig } from '@jupyterlab/coreutils';
-import { KernelAPI } from '@jupyterlab/services';
 import { IStatusBar } from '@jupyterlab/statusbar';
 
 import { GPUAPI } from './api';
-import { openKernel } from './kernels';
+import { restartKernel } from './kernels';
 import { GPUModel, Kernels } from './model';
 import { GPUPanel, StatusItem } from './widgets';
 
@@ -34,8 +33,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const { serviceManager, commands, shell } = app;
     const settings = serviceManager.serverSettings;
     const kernels: Kernels = {
-      // The notebook's own connection, where one is open, so that the notebook learns of it at once.
-      restart: async id => openKernel(shell, id)?.restart() ?? KernelAPI.restartKernel(id, settings),
+      restart: async id => restartKernel(shell, id, settings),
       shutdown: async (id, session) =>
         session ? serviceManager.sessions.shutdown(session) : serviceManager.kernels.shutdown(id)
     };

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -30,24 +31,28 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 20.0) 
     raise AssertionError(f"{what} did not happen within {seconds} s")
 
 
-@pytest.fixture
-def service() -> Iterator[Service]:
-    """The state of a service; `service.url` is its address."""
+@contextmanager
+def running_service() -> Iterator[Service]:
+    """The state of a service that runs meanwhile; `service.url` is its address."""
     state = Service()
     server = ServiceServer(state)
     state.url = server.url  # type: ignore[attr-defined]
     yield state
     server.stop()
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    """A service of the test's own."""
+    with running_service() as state:
+        yield state
 
 
 @pytest.fixture(scope="module")
 def hub_service() -> Iterator[Service]:
     """A service that lasts as long as the Jupyter server of the module."""
-    state = Service()
-    server = ServiceServer(state)
-    state.url = server.url  # type: ignore[attr-defined]
-    yield state
-    server.stop()
+    with running_service() as state:
+        yield state
 
 
 def start_jupyter(folder: Path, env: dict[str, str], *options: str) -> tuple[subprocess.Popen[bytes], str, str]:

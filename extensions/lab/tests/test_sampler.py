@@ -85,10 +85,13 @@ def test_only_the_sessions_cards_are_read() -> None:
         NVMLReader(nvml).read(["GPU-mine"])
 
 
-def test_a_slice_of_a_card_is_read_by_its_own_name() -> None:
-    nvml = lab_nvml.FakeNVML(lab_nvml.card(uuid="GPU-whole"))
+@pytest.mark.case("hub-17")
+def test_a_session_with_a_slice_sees_that_and_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = lab_nvml.FakeNVML()
     nvml.slices = [lab_nvml.card(uuid="MIG-1", processes=[(5, GIB)], load=lab_nvml.NVMLError_NotSupported())]
-    (reading,) = NVMLReader(nvml).read(["MIG-1"], True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1")
+    # the service names the card that the slice is cut from
+    (reading,) = NVMLReader(nvml).read(["GPU-whole"], True)
     assert (reading.uuid, reading.processes, reading.utilization_percent) == ("MIG-1", ((5, GIB),), None)
 
 

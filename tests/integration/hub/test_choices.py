@@ -17,15 +17,26 @@ pytestmark = [pytest.mark.hub, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[3]
 
 
+#: Servers that take a connection, and then end or say nothing.
+_LISTENS = (
+    "import os, socket, sys; from urllib.parse import urlsplit; "
+    "s = socket.create_server(('127.0.0.1', urlsplit(os.environ['JUPYTERHUB_SERVICE_URL']).port)); "
+    "c = [s.accept()[0], s.accept()[0]]; "
+)
+
+
 def configuration(*names: str) -> str:
     environments = "".join(
         f"dict(name={name!r}, python={sys.executable!r}, variables={{'OF_THE_ENVIRONMENT': {name!r}}}),"
         for name in names
     )
+    for name, code in (("listens", "sys.exit(7)"), ("silent", "s.accept()")):
+        environments += f"dict(name={name!r}, command={[sys.executable, '-c', _LISTENS + code]!r}),"
     return (
         f"load_subconfig({str(ROOT / 'jupyterhub_config.py')!r})\n"
         f"c.LocalGPUSpawner.environments = [{environments} dict(name='ends', command=['/bin/false'])]\n"
         "c.LocalGPUSpawner.environment = {'OF_THE_HUB': 'yes'}\n"
+        "c.Spawner.consecutive_failure_limit = 2\n"
     )
 
 
@@ -49,6 +60,33 @@ def test_variables_of_share_environment_and_hub_are_merged(hub: Hub) -> None:
         ).split()
         assert seen == ["second", "yes", session["cards"][0]["uuid"], session["id"]]
         assert ann.server()["user_options"]["environment"] == "second"
+
+
+@pytest.mark.versions
+@pytest.mark.case("hub-10")
+def test_ends_and_cancels_during_a_start_are_no_faults_of_the_hub(hub: Hub) -> None:
+    pid = hub.stack.pid_of("hub")
+    with hub.user("eve") as eve:
+        for name, status in (("ends", 1), ("listens", 7), ("ends", 1)):
+            answer = eve.ask({"share": "1/8", "environment": name})
+            assert answer.status_code in (202, 424), answer.text  # 202: it ended later than the hub waits for an answer
+            until(lambda: not eve.server().get("pending"), 60, "the start to fail")
+            page = eve.browser.get("/hub/spawn-pending/eve")
+            assert page.status_code == 424
+            assert f"Your server ended with status {status} while it was starting." in page.text
+        with ThreadPoolExecutor(1) as pool:
+            for _ in range(2):
+                asked = pool.submit(eve.ask, {"share": "1/8", "environment": "silent"})
+                until(eve.sessions, what="a session")
+                until(lambda: eve.server().get("pending") == "spawn", what="a start")
+                eve.stop()
+                told = asked.result()
+                assert told.status_code == 409
+                assert "The start was stopped after" in told.json()["message"]
+        assert (eve.sessions(), hub.free_eighths()) == ([], 16)
+        assert eve.start({"share": "1/8", "environment": "first"})["share"] == "1/8"
+    assert hub.stack.pid_of("hub") == pid
+    assert "consecutive spawn" not in (hub.stack.state / "logs" / "hub.log").read_text()
 
 
 def test_a_start_that_fails_leaves_nothing_and_the_next_may_be_without_a_card(hub: Hub) -> None:
@@ -77,7 +115,7 @@ def test_a_start_that_fails_leaves_nothing_and_the_next_may_be_without_a_card(hu
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"environment": "gone"}, "environment: 'gone' is not allowed. Allowed: first, second, ends."),
+        ({"environment": "gone"}, "environment: 'gone' is not allowed. Allowed: first, second, listens, silent, ends."),
         ({"share": "none", "model": "h100-80gb"}, "model: 'h100-80gb' is not allowed."),
         ({"share": "1/8", "card": "GPU-1"}, "card: "),
         ({"share": "1/8", "burst": 1}, "burst: 1 is not allowed. Allowed: true or false."),
@@ -118,7 +156,7 @@ def test_a_choice_that_is_gone_is_forgotten(hub: Hub) -> None:
         assert 'value="second"' not in eve.form().text
         refused = eve.ask({"share": "1/8", "environment": "second"})
         assert refused.status_code == 400
-        assert "Allowed: first, ends." in refused.json()["message"]
+        assert "Allowed: first, listens, silent, ends." in refused.json()["message"]
         session = eve.start(None)  # as the last time, but for what is gone
         assert session["share"] == "1/8"
         assert "environment" not in eve.server()["user_options"]

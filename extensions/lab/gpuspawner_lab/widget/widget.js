@@ -38,6 +38,41 @@ function say(node, text) {
   node.hidden = text === "";
 }
 
+/** Where the page's own server takes a resize, if it holds a share: it answers while the kernel is busy. Else null. */
+function pageServer() {
+  try {
+    const config = JSON.parse(document.getElementById("jupyter-config-data").textContent);
+    const url = new URL("gpuspawner/api/share", new URL(config.baseUrl, location.href));
+    return String(config.gpuspawnerSession) === "true" && url.origin === location.origin ? { url, token: config.token } : null;
+  } catch {
+    return null; // a saved page, or one of another kind
+  }
+}
+
+/** Asks the page's server for a share; what came of it, or null where whoever answers there is not our extension. */
+async function askServer(server, share, state) {
+  const headers = { "Content-Type": "application/json" };
+  const xsrf = /(?:^|; )_xsrf=([^;]*)/.exec(document.cookie);
+  if (xsrf) headers["X-XSRFToken"] = xsrf[1];
+  if (server.token) headers.Authorization = `token ${server.token}`;
+  let answer;
+  let ok;
+  try {
+    const response = await fetch(server.url, { method: "PATCH", headers, body: JSON.stringify({ share }), cache: "no-store" });
+    ok = response.ok;
+    answer = await response.json().catch(() => null);
+  } catch {
+    return { ok: false, message: "Your Jupyter server cannot be reached." };
+  }
+  if (ok && answer?.session) {
+    const { session, applied_ms: took, notes } = answer;
+    const within = typeof took === "number" ? ` in ${took.toFixed(1)} ms` : "";
+    const line = `GPU ${state.share} → ${session.share}: ${gib(session.memory_bytes)}${within}, ${price(session, session.currency)}.`;
+    return { ok, message: [line, ...(notes ?? [])].join(" ") };
+  }
+  return typeof answer?.error?.message === "string" ? { ok: false, message: answer.error.message } : null;
+}
+
 function render({ model, el }) {
   const id = globalThis.crypto?.randomUUID?.() ?? `v${Math.random().toString(36).slice(2)}`;
   const root = element("section", "gpushare", el);
@@ -74,7 +109,8 @@ function render({ model, el }) {
 
   let heard = -Infinity; // when the kernel last sent figures to this page
   let chosen = null;
-  let sent = null; // asked for, and not yet taken up by the kernel
+  let sent = null; // asked for, and not yet answered by the server or taken up by the kernel
+  let waits = false; // it is the kernel's turn, which may be busy
   let drawn = "";
 
   const live = () => performance.now() - heard < STALE_MS;
@@ -133,7 +169,7 @@ function render({ model, el }) {
     const option = (state.options ?? []).find((each) => each.share === chosen);
     button.disabled = fieldset.disabled || !option;
     let text = "";
-    if (asked) text = model.get("asked") ? `Asking for ${asked} …` : `Asked for ${asked}; the kernel answers when it is not busy.`;
+    if (asked) text = waits && !model.get("asked") ? `Asked for ${asked}; the kernel answers when it is not busy.` : `Asking for ${asked} …`;
     else if (option) {
       text = `${state.share} → ${option.share}: ${gib(option.memory_bytes)}, ${price(option, state.currency)}`;
       const excess = state.memory_used_bytes - option.memory_bytes;
@@ -175,15 +211,17 @@ function render({ model, el }) {
     say(foot, now ? `Live · ${when(state.at)}` : `Not live. Last figures from ${when(state.at)}.`);
   }
 
-  function drawResult() {
-    const came = model.get("result") ?? {};
+  function drawResult(came) {
     sent = null;
+    waits = false;
     chosen = null;
     drawn = "";
     result.classList.toggle("refused", came.ok === false);
     say(result, String(came.message ?? ""));
     draw();
   }
+
+  const onResult = () => drawResult(model.get("result") ?? {});
 
   function onFigures() {
     heard = performance.now();
@@ -200,9 +238,21 @@ function render({ model, el }) {
     if (chosen === null || button.disabled) return;
     sent = chosen;
     say(result, "");
-    model.send({ do: "resize", share: chosen });
+    void ask(chosen);
     draw();
   });
+
+  async function ask(share) {
+    const server = pageServer();
+    const came = server && (await askServer(server, share, model.get("figures") ?? {}));
+    if (came) {
+      drawResult(came);
+      return;
+    }
+    waits = true;
+    model.send({ do: "resize", share });
+    drawApply(model.get("figures") ?? {});
+  }
 
   let seen = false;
   const watch = () => {
@@ -226,7 +276,7 @@ function render({ model, el }) {
 
   model.on("change:figures", onFigures);
   model.on("change:asked", onAsked);
-  model.on("change:result", drawResult);
+  model.on("change:result", onResult);
   draw();
 
   return () => {
@@ -236,7 +286,7 @@ function render({ model, el }) {
     clearInterval(ageing);
     model.off("change:figures", onFigures);
     model.off("change:asked", onAsked);
-    model.off("change:result", drawResult);
+    model.off("change:result", onResult);
     model.send({ do: "unwatch", view: id });
   };
 }
