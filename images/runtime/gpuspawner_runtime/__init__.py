@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpuspawner_runtime.cache import cached as cached
     from gpuspawner_runtime.elastic import CacheBudget as CacheBudget
     from gpuspawner_runtime.elastic import MicroBatches as MicroBatches
     from gpuspawner_runtime.elastic import free_caches as free_caches
@@ -38,6 +39,7 @@ _EXPORTS = {
     "Run": "run",
     "RuntimeFault": "errors",
     "Stepper": "steps",
+    "cached": "cache",
     "fast": "fast",
     "free_caches": "elastic",
     "on_resize": "elastic",
