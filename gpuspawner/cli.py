@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from gpuspawner import __version__
+from gpuspawner import __version__, tls
 from gpuspawner.errors import GPUSpawnerError, Unavailable
 from gpuspawner.state import Settings
 
@@ -73,7 +73,7 @@ def _service(settings: Settings) -> httpx.Client:
     return httpx.Client(
         base_url=settings.service_api,
         headers={"Authorization": f"Bearer {token}"},
-        transport=httpx.HTTPTransport(uds=str(settings.service_socket)),
+        transport=httpx.HTTPTransport(verify=tls.context(), uds=str(settings.service_socket)),
         timeout=10,
     )
 

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import ssl
 from pathlib import Path
 from typing import Any, cast
 
 import httpx
 
+from gpuspawner import tls
 from gpuspawner.spawner.errors import Refused, ServiceDown
 
 Json = dict[str, Any]
 _TIMEOUT = httpx.Timeout(20.0, connect=3.0)
-
-
-@functools.cache
-def _tls() -> ssl.SSLContext:
-    """Made once: httpx reads all certificates for each client otherwise, which holds up the hub's event loop."""
-    return httpx.create_ssl_context(trust_env=False)
 
 
 class ServiceClient:
@@ -40,7 +33,7 @@ class ServiceClient:
             token = self.token_file.read_text(encoding="ascii").strip()
             # trust_env off: a proxy for the internet must not see requests to loopback
             uds = str(self.socket) if self.socket else None
-            transport = httpx.AsyncHTTPTransport(verify=_tls(), trust_env=False, uds=uds)
+            transport = httpx.AsyncHTTPTransport(verify=tls.context(), trust_env=False, uds=uds)
             async with httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False, transport=transport) as client:
                 headers = {"Authorization": f"Bearer {token}"}
                 answer = await client.request(method, self.url + path, headers=headers, **kwargs)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import functools
 import os
 import signal
 import socket
-import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 
+from gpuspawner import tls
 from gpuspawner.errors import Conflict, Unavailable
 from gpuspawner.node.limits import launch
 from gpuspawner.processes import start_time
@@ -89,16 +88,10 @@ async def answers(part: Part) -> bool:
     return True
 
 
-@functools.cache
-def _tls() -> ssl.SSLContext:
-    """Made once: httpx reads all certificates for each client otherwise, and this asks twenty times a second."""
-    return httpx.create_ssl_context(trust_env=False)
-
-
 async def status_of(url: str, headers: dict[str, str] | None = None) -> int | None:
     """The HTTP status at `url`; None if nothing answers."""
     try:
-        async with httpx.AsyncClient(timeout=5.0, trust_env=False, verify=_tls()) as client:
+        async with httpx.AsyncClient(timeout=5.0, trust_env=False, verify=tls.context()) as client:
             return (await client.get(url, headers=headers)).status_code
     except httpx.HTTPError:
         return None
@@ -108,7 +101,7 @@ async def authenticator(settings: Settings) -> str | None:
     """The class by which people sign in, as the running hub says; None where its configuration lets nobody ask."""
     headers = {"Authorization": f"token {settings.secret('service_token')}"}
     try:
-        async with httpx.AsyncClient(timeout=5.0, trust_env=False, verify=_tls(), headers=headers) as client:
+        async with httpx.AsyncClient(timeout=5.0, trust_env=False, verify=tls.context(), headers=headers) as client:
             answer = await client.get(f"{settings.hub_api}/info")
             return str(answer.raise_for_status().json()["authenticator"]["class"]).rpartition(".")[2]
     except (httpx.HTTPError, ValueError, LookupError, TypeError):

@@ -136,9 +136,10 @@ class Kernel:
 
 
 class Panels:
-    """Open panels: each has the events' WebSocket and renews its watch, as the browser's does."""
+    """Open panels: each has the events' WebSocket and renews its watch, as the browser's does (`model.ts`)."""
 
-    RENEW_SECONDS = 20.0
+    WATCH_SECONDS = 60.0
+    RENEW_SECONDS = 45.0
 
     def __init__(self, notebook: Notebook, count: int) -> None:
         self.notebook = notebook
@@ -153,11 +154,11 @@ class Panels:
     def open(self, seconds: float) -> None:
         """Look for so long, renewing spread over time, then look away."""
         for name in self.names:
-            self.notebook.watch(name, 30)
+            self.notebook.watch(name, self.WATCH_SECONDS)
         pause = self.RENEW_SECONDS / len(self.names)
         for turn in range(int(seconds / pause)):
             self._closed.wait(pause)
-            self.notebook.watch(self.names[turn % len(self.names)], 30)
+            self.notebook.watch(self.names[turn % len(self.names)], self.WATCH_SECONDS)
 
     def look_away(self) -> None:
         """Close every panel; the sockets stay, as JupyterLab's own."""

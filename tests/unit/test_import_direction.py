@@ -8,7 +8,18 @@ import pytest
 import gpuspawner
 
 PACKAGE = Path(gpuspawner.__file__).parent
-VOCABULARY = {"share", "card", "errors", "state", "processes", "idle", "kubernetes_names", "capacity", "protocol"}
+VOCABULARY = {
+    "share",
+    "card",
+    "errors",
+    "state",
+    "processes",
+    "idle",
+    "kubernetes_names",
+    "capacity",
+    "protocol",
+    "tls",
+}
 MAY_IMPORT = {
     "share": {"errors"},
     "card": set(),
@@ -18,6 +29,7 @@ MAY_IMPORT = {
     "capacity": {"errors", "share"},
     "protocol": {"errors", "capacity"},
     "processes": set(),
+    "tls": set(),
     "kubernetes_names": set(),
     "simulation": {"errors", "card"},
     "node": VOCABULARY | {"simulation"},

@@ -16,7 +16,7 @@ from tornado import web
 
 from .checkpoints import CheckpointError
 from .service import ServiceError, ServiceUnavailable
-from .shares import SHARES, ShareInputError, check_share, eighths, shown
+from .shares import SESSION_SECONDS, SHARES, ShareInputError, check_share, eighths, shown
 from .shrink_channel import ask_to_free
 
 if TYPE_CHECKING:
@@ -85,19 +85,23 @@ class GPUHandler(ExtensionHandlerMixin, APIHandler):
         self.set_status(status)
         self.finish(json.dumps({"error": body, "message": body["message"], **more}))
 
-    async def answer_status(self) -> None:
-        """Answer with what is known of the session now; 503 with the last known if the service is down."""
+    async def answer_status(self, *, renewal: bool = False) -> None:
+        """Answer with what is known of the session now; 503 with the last known if the service is down.
+
+        `renewal`: with what the telemetry that goes on knows, without asking service and driver beside it.
+        """
         app = self.gpu
         if not app.configured:
             self.finish(json.dumps({"configured": False, "session": None, "telemetry": None}))
             return
         failed: ServiceError | None = None
         try:
-            await app.view.get(max_age=0.5)
+            # A service that was away is asked again by whoever comes.
+            await app.view.get(max_age=SESSION_SECONDS if renewal and app.view.error is None else 0.5)
         except ServiceError as error:
             self.log_detail(error)
             failed = error
-        telemetry = await app.sampler.sample()
+        telemetry = await (app.sampler.recent() if renewal else app.sampler.sample())
         watched = app.sampler.watchers.looking
         known = {"configured": True, "session": app.view.last, "telemetry": telemetry, "watched": watched}
         if "revision" in telemetry:
@@ -147,10 +151,9 @@ class WatchHandler(GPUHandler):
         except InputError as error:
             self.refuse(error.status, error.body)
             return
-        if self.gpu.configured:
-            self.gpu.sampler.watch(seconds, viewer, detail)
+        renewal = self.gpu.configured and self.gpu.sampler.watch(seconds, viewer, detail)
         if seconds:
-            await self.answer_status()
+            await self.answer_status(renewal=renewal)
         else:
             self.finish(json.dumps({"configured": self.gpu.configured}))
 

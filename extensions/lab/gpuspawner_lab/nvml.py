@@ -45,6 +45,7 @@ class NVMLReader:
         self._nvml = nvml
         self._clock = clock
         self._open = False
+        self._known: dict[int, tuple[Any, str | None, str | None]] = {}  # by index: handle, uuid, name
         self._reason = ""
         self._retry_at = float("-inf")
 
@@ -57,27 +58,27 @@ class NVMLReader:
         nvml = self._library()
         try:
             count = nvml.nvmlDeviceGetCount()
-            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+            known = [self._by_index(nvml, index) for index in range(count)]
             # Slices are in no list of cards, and the service names the card that they are cut from.
-            slices = [nvml.nvmlDeviceGetHandleByUUID(uuid.encode()) for uuid in _slices()]
-            cards = [self._card(nvml, handle, processes, uuids) for handle in handles]
-            cards += [self._card(nvml, handle, processes, None) for handle in slices]
+            slices = [self._named(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid.encode())) for uuid in _slices()]
+            # A card of somebody else's is never shown in place of this session's.
+            own = [*(each for each in known if not uuids or each[1] in uuids), *slices]
+            cards = [self._card(nvml, *each, processes) for each in own]
         except nvml.NVMLError as error:
             # A restarted driver (or simulated one) needs a new start of the library.
             self.close()
             raise NVMLUnavailable(f"The driver does not answer: {error}.") from error
-        if not cards:
+        if not known and not slices:
             raise NVMLUnavailable("The driver shows no card to this session.")
-        # A card of somebody else's is never shown in place of this session's.
-        found = [card for card in cards if card is not None]
-        if not found:
+        if not cards:
             raise NVMLUnavailable("The driver does not show this session's card.")
-        return found
+        return cards
 
     def close(self) -> None:
         """Shut NVML down; the next reading opens it again."""
         if self._open:
             self._open = False
+            self._known.clear()
             # An error means it is gone already, which is what was asked for.
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
@@ -106,35 +107,38 @@ class NVMLReader:
         self._retry_at = self._clock() + RETRY_SECONDS
         raise NVMLUnavailable(reason) from error
 
+    def _by_index(self, nvml: Any, index: int) -> tuple[Any, str | None, str | None]:
+        """A card's handle, uuid and name, asked for once: they last as long as the library is open."""
+        if index not in self._known:
+            found = self._named(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
+            if None in found:
+                return found
+            self._known[index] = found
+        return self._known[index]
+
     @staticmethod
-    def _card(nvml: Any, handle: Any, processes: bool, wanted: Collection[str] | None) -> CardReading | None:
-        def ask(function: Callable[..., Any], *arguments: Any) -> Any:
-            try:
-                return function(handle, *arguments)
-            except (nvml.NVMLError_NotSupported, nvml.NVMLError_Unknown, nvml.NVMLError_NoPermission):
-                return None
-            except (nvml.NVMLError_FunctionNotFound, nvml.NVMLError_InvalidArgument):
-                return None
+    def _named(nvml: Any, handle: Any) -> tuple[Any, str | None, str | None]:
+        return (
+            handle,
+            _text(_ask(nvml, nvml.nvmlDeviceGetUUID, handle)),
+            _text(_ask(nvml, nvml.nvmlDeviceGetName, handle)),
+        )
 
-        def text(value: Any) -> str | None:
-            return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-        uuid = text(ask(nvml.nvmlDeviceGetUUID))
-        if wanted and uuid not in wanted:
-            return None
-        memory = ask(nvml.nvmlDeviceGetMemoryInfo)
-        load = ask(nvml.nvmlDeviceGetUtilizationRates)
-        milliwatts = ask(nvml.nvmlDeviceGetPowerUsage)
-        millijoules = ask(nvml.nvmlDeviceGetTotalEnergyConsumption)
-        running = ask(nvml.nvmlDeviceGetComputeRunningProcesses) if processes else None
+    @staticmethod
+    def _card(nvml: Any, handle: Any, uuid: str | None, name: str | None, processes: bool) -> CardReading:
+        memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+        load = _ask(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+        milliwatts = _ask(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
+        millijoules = _ask(nvml, nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+        running = _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) if processes else None
         return CardReading(
             uuid=uuid,
-            name=text(ask(nvml.nvmlDeviceGetName)),
+            name=name,
             memory_used_bytes=None if memory is None else int(memory.used),
             memory_allowed_bytes=None if memory is None else int(memory.total),
             utilization_percent=None if load is None else int(load.gpu),
             power_watts=None if milliwatts is None else round(milliwatts / 1000, 1),
-            temperature_celsius=ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+            temperature_celsius=_ask(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
             energy_joules=None if millijoules is None else round(millijoules / 1000, 1),
             processes=None if running is None else tuple((int(one.pid), one.usedGpuMemory) for one in running),
         )
@@ -143,3 +147,17 @@ class NVMLReader:
 def _slices() -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return [uuid for uuid in visible if uuid.startswith("MIG-")]
+
+
+def _ask(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the driver says; None where it does not know."""
+    try:
+        return function(*arguments)
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_Unknown, nvml.NVMLError_NoPermission):
+        return None
+    except (nvml.NVMLError_FunctionNotFound, nvml.NVMLError_InvalidArgument):
+        return None
+
+
+def _text(value: Any) -> str | None:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

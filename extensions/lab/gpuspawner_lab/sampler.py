@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,19 +14,20 @@ from typing import Any, Protocol
 from .nvml import CardReading, NVMLReader, NVMLUnavailable
 from .service import ServiceClient, ServiceError
 from .service_words import NO_CARD
-from .shares import session_memory, total, without_card
+from .shares import SESSION_SECONDS, session_memory, total, without_card
 from .watchers import Watchers
 
 SCHEMA = Path(__file__).with_name("telemetry.yaml")
 SCHEMA_ID = "urn:gpuspawner:telemetry:1"
 
-#: Seconds for which the service's answer is used again by telemetry.
-SESSION_SECONDS = 5.0
 #: Seconds that one sample waits for a slow service before it goes out with what is known.
 SERVICE_PATIENCE = 0.5
 #: Seconds that one sample waits for the driver.
 DRIVER_PATIENCE = 3.0
 
+
+#: What a status tells of each card. Events, one a second for each page, tell the sums, which are what panels show.
+_OF_CARD = tuple(field.name for field in fields(CardReading) if field.name != "processes")
 
 #: Processes that one event carries.
 MOST_PROCESSES = 256
@@ -118,27 +119,43 @@ class TelemetrySampler:
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self.watchers = Watchers()
-        self.latest: dict[str, Any] | None = None
+        self._latest: dict[str, Any] | None = None
+        self._sampled = float("-inf")
 
     @property
     def running(self) -> bool:
         """Whether samples are being taken."""
         return self._task is not None and not self._task.done()
 
-    def watch(self, seconds: float, viewer: str = "", detail: bool = False) -> None:
-        """Keep sampling for this viewer for so many seconds from now; 0: the viewer has gone.
+    def watch(self, seconds: float, viewer: str = "", detail: bool = False) -> bool:
+        """Keep sampling for this viewer for so many seconds from now; 0: the viewer has gone. Whether samples were
+        taken already.
 
         `detail`: with processes, and whatever else a panel shows.
         """
+        running = self.running
         self.watchers.hold(viewer, seconds, detail=detail)
         if self.watchers.looking and not self.running:
             self._task = asyncio.create_task(self._run())
         elif not self.watchers.looking:
             self.nudge()
+        return running
 
     def nudge(self) -> None:
         """Sample now rather than at the next tick, for instance after a resize."""
+        self._latest = None
         self._wake.set()
+
+    async def recent(self) -> dict[str, Any]:
+        """The last sample while samples are taken anyhow; else, and where it lacks what is looked at, a new one."""
+        age = time.monotonic() - self._sampled
+        if self._latest is not None and age < 2 * self._interval and ("revision" in self._latest or not self._detailed):
+            return self._latest
+        return await self.sample()
+
+    @property
+    def _detailed(self) -> bool:
+        return self._detail is not None and self.watchers.detail
 
     async def stop(self) -> None:
         """Stop sampling and let the driver go."""
@@ -151,7 +168,8 @@ class TelemetrySampler:
 
     async def sample(self) -> dict[str, Any]:
         """Take one sample; never raises for a missing driver, card or service."""
-        detail = self._detail if self.watchers.detail else None
+        detail = self._detail if self._detailed else None
+        since = time.monotonic()
         cards, reason = await self._read(processes=detail is not None)
         allowed = _whole(total(card.memory_allowed_bytes for card in cards))
         # A changed limit is a changed share: ask at once instead of at the next turn.
@@ -167,7 +185,7 @@ class TelemetrySampler:
             sample["processes"] = held
             await detail.update([one["pid"] for one in held or ()], self._view.last)
             sample["revision"] = detail.revision
-        self.latest = sample
+        self._latest, self._sampled = sample, since
         return sample
 
     async def pids(self) -> list[int]:
@@ -182,7 +200,8 @@ class TelemetrySampler:
             started = time.monotonic()
             self._wake.clear()
             try:
-                self._emit(await self.sample())
+                sample = await self.sample()
+                self._emit({name: value for name, value in sample.items() if name != "cards"})
             except Exception as error:  # one bad sample must not end the telemetry
                 self._log.debug("gpuspawner: a telemetry sample failed: %r", error)
             pause = max(0.05, self._interval - (time.monotonic() - started))
@@ -258,9 +277,7 @@ def _processes(cards: list[CardReading]) -> list[dict[str, Any]] | None:
 
 
 def _card(card: CardReading) -> dict[str, Any]:
-    row = asdict(card)
-    del row["processes"]
-    return row
+    return {name: getattr(card, name) for name in _OF_CARD}
 
 
 def _whole(value: float | None) -> int | None:

@@ -9,6 +9,9 @@ from typing import Any
 #: What a running session may be resized to; the service has the last word.
 SHARES = ("1/8", "1/4", "1/2", "1")
 ALLOWED = "1/8, 1/4, 1/2 or 1"
+#: Seconds for which telemetry uses the service's answer again. The driver tells memory and limit each second, and a
+#: changed limit makes the service be asked at once; the rest, such as what others left free, may be so old.
+SESSION_SECONDS = 5.0
 _SHARE = re.compile(r"1/[248]|[1-9][0-9]?", re.ASCII)
 _LONGEST = 8
 

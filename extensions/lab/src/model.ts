@@ -11,8 +11,8 @@ import type { CheckpointAction, Holder, Status, Telemetry } from './types';
 
 const SCHEMA_ID = 'urn:gpuspawner:telemetry:1';
 /** Telemetry is asked for so many seconds, and asked for again well before they are over. */
-const WATCH_SECONDS = 30;
-const RENEW_MS = 20_000;
+const WATCH_SECONDS = 60;
+const RENEW_MS = 45_000;
 /** After a failure, sooner. */
 const RETRY_MS = 5_000;
 /** Without an event for so long, the last readings are no longer shown as now. */

@@ -222,7 +222,7 @@ def test_processes_with_their_notebook(session: Service, monkeypatch: pytest.Mon
     assert "(this kernel)" in own
     assert own.endswith(processes.owner_of(me).command)
     assert other.split() == [str(stranger), "–", "–", "–", "process", str(stranger)]  # unknown, never 0
-    fake.cards = [lab_nvml.card(processes=[])]
+    fake.cards[0]["processes"] = []
     assert str(magic.run("processes")) == "No process of this session holds card memory."
 
 

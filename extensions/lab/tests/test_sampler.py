@@ -240,6 +240,36 @@ async def test_a_changed_limit_asks_for_the_share_at_once(service: Service) -> N
     await sampler.stop()
 
 
+async def test_who_comes_while_samples_are_taken_gets_the_last_one(service: Service) -> None:
+    nvml = lab_nvml.FakeNVML(lab_nvml.card())
+    sampler, emitted = make(service, nvml, interval=60.0)
+    sampler._detail = Detail()  # type: ignore[assignment]
+    assert not sampler.watch(30, "status bar")
+    await until(lambda: emitted)
+    asked = len(service.requests)
+    assert sampler.watch(30, "another")
+    nvml.cards[0]["memory"] = (GIB, 20 * GIB)
+    last = await sampler.recent()
+    assert (last["at"], last["memory_used_bytes"]) == (emitted[0]["at"], 3 * GIB)
+    assert len(service.requests) == asked
+    sampler.watch(30, "panel", detail=True)
+    assert (await sampler.recent())["revision"] == 7  # the last one has no details: it is taken anew
+    nvml.cards[0]["memory"] = (2 * GIB, 20 * GIB)
+    sampler.nudge()
+    assert (await sampler.recent())["memory_used_bytes"] == 2 * GIB
+    await sampler.stop()
+
+
+async def test_an_event_tells_sums_and_the_status_each_card(service: Service) -> None:
+    sampler, emitted = make(service, lab_nvml.FakeNVML(lab_nvml.card(uuid="a"), lab_nvml.card(uuid="b")), interval=60.0)
+    sampler.watch(30, "tab")
+    await until(lambda: emitted)
+    assert "cards" not in emitted[0]
+    assert emitted[0]["memory_used_bytes"] == 6 * GIB
+    assert [card["uuid"] for card in (await sampler.recent())["cards"]] == ["a", "b"]
+    await sampler.stop()
+
+
 async def test_a_missing_service_is_said_and_readings_go_on(service: Service) -> None:
     service.broken = 502
     sampler, _ = make(service, lab_nvml.FakeNVML(lab_nvml.card()))

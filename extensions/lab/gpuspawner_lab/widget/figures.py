@@ -11,10 +11,9 @@ from gpuspawner_lab.ask import Refusal, get_session, session_id
 from gpuspawner_lab.nvml import CardReading, NVMLReader, NVMLUnavailable
 from gpuspawner_lab.report import Status
 from gpuspawner_lab.service_words import NO_CARD
-from gpuspawner_lab.shares import total, without_card
+from gpuspawner_lab.shares import SESSION_SECONDS, total, without_card
 
-#: Seconds for which the service's answer is used again, and that are spent waiting for one.
-SESSION_SECONDS = 2.0
+#: Seconds that are spent waiting for the service.
 SERVICE_PATIENCE = 5.0
 
 #: What of the session is put into the notebook: no names of people, no ids.

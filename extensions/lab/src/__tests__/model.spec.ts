@@ -93,12 +93,12 @@ it('renews while somebody looks and gives it back when a panel or the tab is hid
   const panel = model.look(true);
   await settle();
   expect(api.asked).toEqual([
-    ['watch', 30, false],
-    ['watch', 30, true]
+    ['watch', 60, false],
+    ['watch', 60, true]
   ]);
   panel.dispose();
   await settle();
-  expect(api.asked[2]).toEqual(['watch', 30, false]);
+  expect(api.asked[2]).toEqual(['watch', 60, false]);
   hide(true);
   await settle();
   expect(api.asked[3]).toEqual(['watch', 0, false]);
@@ -106,7 +106,7 @@ it('renews while somebody looks and gives it back when a panel or the tab is hid
   expect(api.asked).toHaveLength(4);
   hide(false);
   await settle();
-  expect(api.asked[4]).toEqual(['watch', 30, false]);
+  expect(api.asked[4]).toEqual(['watch', 60, false]);
   item.dispose();
   await settle();
   expect(api.asked[5]).toEqual(['watch', 0, false]);
