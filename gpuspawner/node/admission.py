@@ -26,23 +26,13 @@ class Admission:
         taken = self._records.charged(without)
         return {uuid: EIGHTHS_PER_CARD - taken[uuid] for uuid in self._cards}
 
-    def check_room(self, session: str, cards: tuple[str, ...], eighths: int, reserved: int = 0) -> None:
-        """Whether a session may have `eighths` of each card, with `reserved` for others that are still to come.
-        Raises NotFound for a card, NoRoom."""
-        free = {uuid: max(0, count - reserved) for uuid, count in self.free(without=session).items()}
+    def check_room(self, session: str, cards: tuple[str, ...], eighths: int) -> None:
+        """Whether a session may have `eighths` of each card. Raises NotFound for a card, NoRoom."""
+        free = self.free(without=session)
         for uuid in cards:
             if uuid not in free:
                 raise NotFound(f"There is no card {uuid} on this machine.", field="card", given=uuid)
-            enforcer = self._enforcers.of(uuid)
-            if not enforcer.allows(eighths):
-                raise NoRoom(
-                    enforcer.only_whole or "There is no such share of this card.",
-                    field="share",
-                    given=eighths_text(eighths),
-                    allowed="whole cards",
-                )
-            if len(cards) > 1 and enforcer.name == "mig":
-                raise NoRoom("A card that is cut into slices (MIG) cannot be joined with others.", field="share")
+            self.check_kind(uuid, eighths, alone=len(cards) == 1)
             if eighths > free[uuid]:
                 others = "beside this session " if self._records.get(session) else ""
                 raise NoRoom(
@@ -50,6 +40,19 @@ class Admission:
                     f"so {eighths_text(eighths)} does not fit.".replace("Only nothing", "Nothing"),
                     free_eighths=free[uuid],
                 )
+
+    def check_kind(self, uuid: str, eighths: int, *, alone: bool = True) -> None:
+        """Whether a card gives out such a share at all; `alone`: to a session without other cards. Raises NoRoom."""
+        enforcer = self._enforcers.of(uuid)
+        if not enforcer.allows(eighths):
+            raise NoRoom(
+                enforcer.only_whole or "There is no such share of this card.",
+                field="share",
+                given=eighths_text(eighths),
+                allowed="whole cards",
+            )
+        if not alone and enforcer.name == "mig":
+            raise NoRoom("A card that is cut into slices (MIG) cannot be joined with others.", field="share")
 
     def check_health(self, cards: tuple[str, ...]) -> None:
         """A failed card gives out no eighths any more; those that are held on it stay. Raises Conflict."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from gpuspawner.card import Card
 from gpuspawner.errors import Conflict, GPUSpawnerError, InUse, NotFound, Unavailable
@@ -29,6 +29,7 @@ from gpuspawner.node.compute import Compute
 from gpuspawner.node.drivers.base import Driver, DriverError
 from gpuspawner.node.drivers.machine import of_machine
 from gpuspawner.node.gate import Gate, Policy, gib, owner
+from gpuspawner.node.hands import Hands
 from gpuspawner.node.health import Health
 from gpuspawner.node.health_watch import HealthWatch
 from gpuspawner.node.in_force import InForce
@@ -45,7 +46,6 @@ from gpuspawner.node.starting import Started, Starter, driver_files
 from gpuspawner.share import GPUShare, eighths_text
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 #: A session that never started a process gives its eighths back after this many seconds.
 START_TIMEOUT = 300.0
@@ -128,6 +128,20 @@ class Agent:
             freeze=lambda record: self._in_force.apply(record, record.eighths),
             clock=clock,
             presence=presence,
+        )
+        #: For who keeps another order of steps than this agent does by itself.
+        self.hands = Hands(
+            self._lock,
+            self._cards,
+            self._records,
+            self._admission,
+            self._enforcers,
+            self._in_force,
+            self._compute,
+            self._sight,
+            self._gate,
+            presence,
+            self._folder_of,
         )
         with self._lock:
             restore(self._sessions, self._records, self._in_force, presence)
@@ -248,15 +262,6 @@ class Agent:
 
         Raises NoRoom, NotFound (card), Conflict (a session of that name).
         """
-        return self._put_in_force(session, user, cards, eighths, burst, self._starter.start)
-
-    def hold(self, session: str, user: str, cards: tuple[str, ...], eighths: int, *, burst: bool = False) -> Record:
-        """The same for a session whose processes somebody else starts, such as a container runtime."""
-        return self._put_in_force(session, user, cards, eighths, burst, lambda record: record)
-
-    def _put_in_force(
-        self, session: str, user: str, cards: tuple[str, ...], eighths: int, burst: bool, then: Callable[[Record], T]
-    ) -> T:
         with self._lock:
             if self._records.get(session) is not None:
                 raise Conflict(f"There is a session {session} already.")
@@ -267,7 +272,7 @@ class Agent:
             try:
                 self._in_force.apply(record, eighths)
                 self._compute.settle(cards)
-                return then(record)
+                return self._starter.start(record)
             except Exception:
                 self._undo_start(record)
                 raise
@@ -288,24 +293,12 @@ class Agent:
         with self._lock:
             return self._starter.start(self._live(session))
 
-    def resize(
-        self,
-        session: str,
-        eighths: int,
-        *,
-        forced: bool = False,
-        reserved: Callable[[], int] = lambda: 0,
-        keep_charged: bool = False,
-    ) -> None:
+    def resize(self, session: str, eighths: int, *, forced: bool = False) -> None:
         """Change what a live session has of its card, in the running processes.
 
         Raises NoRoom for a grow that the card cannot hold, InUse for a shrink below what the driver shows in
         use, Conflict for sessions with several cards; nothing is changed then. A `forced` shrink is done in any case:
         what is used is excused from then on as it falls, and nothing new is allocated until the limit is kept.
-
-        `reserved`: eighths of the card that a grow must leave to others who are still to come, asked with the lock
-        held. `keep_charged`: what a forced shrink takes from the session is nobody else's until the driver shows it
-        unused.
         """
         with self._lock:
             record = self._live(session)
@@ -316,16 +309,16 @@ class Agent:
             self._admission.check_live_resize(record.cards[0])
             if eighths > record.eighths:
                 self._admission.check_health(record.cards)
-                self._admission.check_room(session, record.cards, eighths, reserved())
-                self._records.change(session, eighths=eighths, over=max(0, record.charged - eighths))
+                self._admission.check_room(session, record.cards, eighths)
+                self._records.change(session, eighths=eighths)
                 try:
                     self._in_force.apply(record, eighths)
                 except Exception:
-                    self._records.change(session, eighths=record.eighths, over=record.over)
+                    self._records.change(session, eighths=record.eighths)
                     self._in_force.apply(record, record.eighths, insist=False)
                     raise
             else:
-                self._shrink(record, eighths, forced, record.charged - eighths if keep_charged else 0)
+                self._shrink(record, eighths, forced)
             self._compute.settle(record.cards)
 
     def set_burst(self, session: str, burst: bool) -> None:
@@ -440,8 +433,6 @@ class Agent:
                 with self._lock:
                     self._records.change(record.session, launched=True)
                 changes.append(Change(record.session, "launched", "its first process runs"))
-            if record.over and self._give_back_unused(record.session):
-                changes.append(Change(record.session, "freed", "what it had to give back is unused"))
             reason = self._over(record, alive)
             if reason is None:
                 return changes
@@ -474,7 +465,7 @@ class Agent:
             raise NotFound(f"Session {session} has no share on this machine.")
         return record
 
-    def _shrink(self, record: Record, eighths: int, forced: bool, over: int) -> None:
+    def _shrink(self, record: Record, eighths: int, forced: bool) -> None:
         allowed = GPUShare(eighths).memory_bytes(self._cards[record.cards[0]].memory_bytes)
         try:
             self._in_force.apply(record, eighths, insist=not forced)
@@ -483,8 +474,7 @@ class Agent:
                 # Not known is as bad as all that it might have used.
                 before = self._in_force.allowed(record, record.cards[0])
                 self._gate.excuse(record, record.cards[0], before if used is None else min(used, before))
-                still_used = used is None or used > allowed
-                self._records.change(record.session, eighths=eighths, over=over if still_used else 0)
+                self._records.change(record.session, eighths=eighths)
                 return
             if used is None:
                 raise Unavailable("The driver does not say how much memory is in use, so nothing was changed.")
@@ -496,22 +486,10 @@ class Agent:
                     used_bytes=used,
                     allowed_bytes=allowed,
                 )
-            self._records.change(record.session, eighths=eighths, over=0)
+            self._records.change(record.session, eighths=eighths)
         except Exception:
             self._in_force.apply(record, record.eighths, insist=False)
             raise
-
-    def _give_back_unused(self, session: str) -> bool:
-        """What a forced shrink left charged is others' as soon as the driver shows it unused."""
-        with self._lock:
-            record = self._records.get(session)
-            if record is None or record.state != "live" or not record.over:
-                return False
-            used = self._sight.used(record)
-            if used is None or used > self._in_force.allowed(record, record.cards[0]):
-                return False
-            self._records.change(session, over=0)
-        return True
 
     def _free_if_gone(self, session: str) -> bool:
         record = self._records.get(session)

@@ -123,37 +123,3 @@ def _cards(node: Node) -> list[str]:
     env = os.environ | node.cards.env()
     done = subprocess.run([sys.executable, "-c", uuids], env=env, capture_output=True, text=True, check=True)
     return done.stdout.split()
-
-
-def test_what_a_forced_shrink_leaves_in_use_is_nobody_elses_where_that_is_asked(node: Node) -> None:
-    asked = node.start()
-    program = node.session(asked, "s-1", 4)
-    assert program(f"allocate({20 * GIB})") == "CUDA_SUCCESS"
-    asked("agent.resize('s-1', 1, forced=True, keep_charged=True)")
-    assert asked("list(agent.free().values())") == [4]
-    with pytest.raises(AssertionError, match="NoRoom"):
-        asked("agent.hold('s-2', 'bob', (agent.cards()[0].uuid,), 8)")
-    asked("agent.resize('s-1', 2)")  # within what is charged: nothing else changes
-    assert asked("list(agent.free().values())") == [4]
-    program("free_all()")
-    until(lambda: ["s-1", "freed", "what it had to give back is unused"] in changes(asked), what="the rest to be free")
-    assert asked("list(agent.free().values())") == [6]
-
-
-def test_a_grow_leaves_others_what_they_were_promised(node: Node) -> None:
-    asked = node.start()
-    node.session(asked, "s-1", 2)
-    with pytest.raises(AssertionError, match=r"NoRoom.*Only 3/4 of the card is free"):
-        asked("agent.resize('s-1', 8, reserved=lambda: 2)")
-    asked("agent.resize('s-1', 4, reserved=lambda: 4)")
-    assert asked("list(agent.free().values())") == [4]
-
-
-def test_a_share_is_held_for_whoever_starts_its_processes(node: Node) -> None:
-    asked = node.start()
-    card = asked("agent.cards()[0].uuid")
-    assert asked(f"agent.hold('s-1', 'ann', ({card!r},), 2).eighths") == 2
-    assert (node.state / "node/sessions/s-1/limit/limit").is_file()
-    assert asked("agent.visible('s-1')") == [card]
-    assert asked("agent.end('s-1', 'over')") is True
-    assert asked("[record.session for record in agent.records()]") == []

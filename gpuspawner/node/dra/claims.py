@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -156,14 +157,12 @@ def _unfit(claim: Object, why: str) -> InvalidInput:
 
 
 class Claims:
-    """What is remembered, in memory and in SQLite; each change is on disk when the method returns.
-
-    The caller serialises access.
-    """
+    """What is remembered, in memory and in SQLite; each change is on disk when the method returns. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         """Raises Unavailable, naming the file, where it cannot be used."""
         self._claims: dict[str, Prepared] = {}
+        self._lock = threading.RLock()
         try:
             self._database = sqlite3.connect(path, check_same_thread=False)
             self._database.execute("PRAGMA journal_mode = WAL")
@@ -182,32 +181,36 @@ class Claims:
 
     def all(self) -> list[Prepared]:
         """Everything."""
-        return list(self._claims.values())
+        with self._lock:
+            return list(self._claims.values())
 
     def of_uid(self, uid: str) -> list[Prepared]:
         """What is remembered of a claim: more than one thing where an older allocation of it has not gone yet."""
-        return [each for each in self._claims.values() if each.uid == uid]
+        return [each for each in self.all() if each.uid == uid]
 
     def put(self, prepared: Prepared) -> None:
         """Remember, new or changed."""
         content = {name: value for name, value in asdict(prepared).items() if name != "session"}
-        with self._database:
-            self._database.execute(
-                "INSERT OR REPLACE INTO claims VALUES (?, ?)", (prepared.session, json.dumps(content))
-            )
-        self._claims[prepared.session] = prepared
+        with self._lock:
+            with self._database:
+                self._database.execute(
+                    "INSERT OR REPLACE INTO claims VALUES (?, ?)", (prepared.session, json.dumps(content))
+                )
+            self._claims[prepared.session] = prepared
 
     def answer(self, session: str, number: int, outcome: Outcome) -> Prepared:
         """A wish was answered."""
-        changed = replace(self._claims[session], number=number, outcome=outcome)
-        self.put(changed)
-        return changed
+        with self._lock:
+            changed = replace(self._claims[session], number=number, outcome=outcome)
+            self.put(changed)
+            return changed
 
     def remove(self, session: str) -> None:
         """Forget a session."""
-        with self._database:
-            self._database.execute("DELETE FROM claims WHERE session = ?", (session,))
-        self._claims.pop(session, None)
+        with self._lock:
+            with self._database:
+                self._database.execute("DELETE FROM claims WHERE session = ?", (session,))
+            self._claims.pop(session, None)
 
     def close(self) -> None:
         """Close the database."""
@@ -219,24 +222,3 @@ def _read(session: str, content: dict[str, Any]) -> Prepared:
     parts = tuple(Part(**part) for part in content.pop("parts"))
     pods = tuple(content.pop("pods"))
     return Prepared(session, parts=parts, pods=pods, outcome=Outcome(**outcome) if outcome else None, **content)
-
-
-@dataclass
-class Promised:
-    """Eighths of each device (by name) that were promised to claims of which the node has no record yet."""
-
-    by_device: dict[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, claims: Iterable[Object], node: str, recorded: Iterable[str]) -> Promised:
-        """From a LIST of all claims, without those whose sessions are `recorded`."""
-        known, found = set(recorded), cls()
-        for claim in claims:
-            try:
-                allocated = allocation(claim, node)
-            except InvalidInput:
-                continue  # refused at prepare
-            if allocated is not None and allocated.session not in known:
-                for part in allocated.parts:
-                    found.by_device[part.device] = found.by_device.get(part.device, 0) + part.eighths
-        return found

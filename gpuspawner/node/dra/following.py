@@ -7,8 +7,9 @@ import contextlib
 import logging
 from collections.abc import Iterable
 
+from gpuspawner.node.dra.acts import CLAIMS
 from gpuspawner.node.dra.api import ApiError, Backoff, KubeApi, Object
-from gpuspawner.node.dra.shares import CLAIMS, Shares
+from gpuspawner.node.dra.shares import Shares
 
 log = logging.getLogger(__name__)
 _TRY_AGAIN = 1.0

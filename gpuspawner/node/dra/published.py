@@ -1,6 +1,6 @@
 """What the node publishes: a ResourceSlice with its cards, each with the eighths that the scheduler may count on.
 
-The sum is `gpuspawner.capacity.published`; a grow that is being tried counts with its target, before it is in force.
+How many that are is said by `gpuspawner.capacity.published`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpuspawner import kubernetes_names as names
-from gpuspawner.capacity import Charge, Key, published, requestable
-from gpuspawner.node.dra.claims import Prepared
+from gpuspawner.capacity import Charge, Key, requestable
+from gpuspawner.node.dra.claims import Part, Prepared
 from gpuspawner.node.health import Health
 from gpuspawner.node.records import Record
 
@@ -20,24 +20,32 @@ from gpuspawner.node.records import Record
 _LONGEST = 64
 
 
-def eighths(
-    cards: Mapping[str, str], records: Iterable[Record], claims: Mapping[str, Prepared], targets: Mapping[str, int]
-) -> dict[str, int]:
-    """What is published of each card, by uuid. `cards`: device name of each uuid. `claims`: by session. `targets`:
-    eighths of sessions that are to grow."""
-    charges: dict[str, list[Charge]] = {uuid: [] for uuid in cards}
-    growing: dict[Key, int] = {}
+def key_of(uid: str, part: Part) -> Key:
+    """By which the protocol knows an allocation of one card."""
+    return Key(uid, part.share_id or part.device)
+
+
+def charges(
+    cards: Mapping[str, str], records: Iterable[Record], claims: Mapping[str, Prepared]
+) -> dict[str, dict[Key, Charge]]:
+    """What each card (by uuid) is charged with. `cards`: the device's name by uuid. `claims`: by session. Of a record
+    whose claim nobody remembers nothing is promised any more, so that it counts as ended."""
+    found: dict[str, dict[Key, Charge]] = {uuid: {} for uuid in cards}
     for record in records:
         claim = claims.get(record.session)
-        promised = {part.device: part.eighths for part in claim.parts} if claim and record.state == "live" else {}
+        parts = {part.device: part for part in claim.parts} if claim else {}
         for uuid in record.cards:
-            if uuid in cards:
-                key = Key(record.session, cards[uuid])
-                live = cards[uuid] in promised
-                limit = record.eighths if live else 0
-                charges[uuid].append(Charge(key, promised.get(cards[uuid], 1), limit, record.charged, held=not live))
-                growing[key] = targets.get(record.session, 0)
-    return {uuid: published(found, growing) for uuid, found in charges.items()}
+            if uuid not in cards:
+                continue
+            part = parts.get(cards[uuid])
+            if claim is None or part is None:
+                charge = Charge(Key(record.session, cards[uuid]), 1, 0, record.charged, held=True)
+            else:
+                limit = 0 if record.state == "held" else record.eighths
+                held = record.state == "held"
+                charge = Charge(key_of(claim.uid, part), part.eighths, limit, record.charged, held, claim.number)
+            found[uuid][charge.key] = charge
+    return found
 
 
 @dataclass(frozen=True)

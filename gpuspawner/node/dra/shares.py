@@ -1,8 +1,9 @@
-"""The order of steps by which shares on Kubernetes start, change and end.
+"""Shares on Kubernetes: how they start, change and end on one node.
 
 A scheduler that knows nothing of resizes places claims while cards grow full and empty again. What keeps every card
-within eight eighths is the agent's one lock; what keeps scheduler and node from disagreeing for long is the order here,
-which is model-checked. Each step that a line of it names is a step of docs/explanation/published-capacity.md.
+within eight eighths is the agent's one lock; what keeps scheduler and node from disagreeing for long is the order of
+steps. It stands in `gpuspawner.protocol`, `acts.py` follows it, and here is what begins its acts: a kubelet's calls,
+claims as a watch shows them, and time.
 """
 
 from __future__ import annotations
@@ -12,26 +13,19 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gpuspawner import capacity, protocol
 from gpuspawner import kubernetes_names as names
 from gpuspawner.card import Card
 from gpuspawner.errors import Conflict, GPUSpawnerError, InUse, NoRoom, NotFound, Unavailable
 from gpuspawner.node.agent import Agent
 from gpuspawner.node.dra import cdi, published
+from gpuspawner.node.dra.acts import CLAIMS, Acts, Context, claim_path
 from gpuspawner.node.dra.api import ApiError, KubeApi, Object
-from gpuspawner.node.dra.claims import (
-    Allocation,
-    Claims,
-    Outcome,
-    Prepared,
-    Promised,
-    Wish,
-    allocation,
-    wish,
-    wish_number,
-)
+from gpuspawner.node.dra.claims import Allocation, Claims, Outcome, Prepared, Wish, allocation, wish, wish_number
 from gpuspawner.node.dra.pods import Pods
 from gpuspawner.node.dra.publisher import Publisher
 from gpuspawner.node.dra.status import Statuses
@@ -41,16 +35,9 @@ from gpuspawner.node.records import Record
 
 log = logging.getLogger(__name__)
 
-CLAIMS = "/apis/resource.k8s.io/v1/resourceclaims"
 MANAGER = "gpuspawner-agent"
 #: Seconds that a start waits for eighths of sessions that have ended; the kubelet gives a call 45.
 WAIT_FOR_HELD = 40.0
-_LOOK_AGAIN = 0.1
-
-
-def claim_path(namespace: str, name: str) -> str:
-    """Where the API server has a claim."""
-    return f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}"
 
 
 class Shares:
@@ -94,7 +81,15 @@ class Shares:
         self._cards: dict[str, Card] = {}
         self._devices: dict[str, published.Device] = {}
         self._learn_cards()
-        self._targets: dict[str, int] = {}
+        self._acts = Acts(
+            agent.hands,
+            claims,
+            api,
+            node,
+            cards=lambda: {device: card.uuid for device, card in self._cards.items()},
+            publish=lambda: self.publisher.publish(),
+            say=self._say,
+        )
         self._starting: set[str] = set()
         self._claim_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._card_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -105,9 +100,10 @@ class Shares:
 
     def content(self) -> dict[str, Any]:
         """The slice as it should be now."""
-        by_uuid = {card.uuid: name for name, card in self._cards.items()}
-        claims = {each.session: each for each in self._claims.all()}
-        counts = published.eighths(by_uuid, self._agent.records(), claims, self._targets)
+        counts = {
+            uuid: capacity.published(charges.values(), self._acts.growing.get(uuid))
+            for uuid, charges in self._acts.charges().items()
+        }
         shown = [
             self._devices[name].shown(counts[card.uuid], *self._agent.health_since(card.uuid))
             for name, card in self._cards.items()
@@ -142,11 +138,10 @@ class Shares:
             try:
                 prepared = await self._start(allocated, claim)
             except GPUSpawnerError as error:
-                await self._say(_prepared(allocated), refused=_outcome(error))
+                await self._say(_prepared(allocated), _outcome(error))
                 raise
             finally:
                 self._starting.discard(allocated.session)
-        await self._say(prepared)
         return prepared
 
     async def _start(self, allocated: Allocation, claim: Object) -> Prepared:
@@ -156,41 +151,21 @@ class Shares:
             prepared = replace(known, pods=allocated.pods)
         else:
             prepared = _prepared(allocated)
+            await asyncio.to_thread(self._agent.hands.check_start, cards, allocated.parts[0].eighths)
         self._remember(prepared)
         user = (claim["metadata"].get("labels") or {}).get(names.USER_LABEL) or allocated.namespace
         try:
-            await self._hold(session, user, cards, allocated.parts[0].eighths)
+            for part, card in zip(allocated.parts, cards, strict=True):
+                context = Context(prepared, part, card, user=user, wait=self._wait_for_held, first=claim)
+                await self._acts.run(partial(protocol.prepare, key=context.key), context)
         except GPUSpawnerError:
+            if len(cards) > 1 and self._record(session) is not None:
+                await self._end(session, "not all of its cards were free")
             if self._record(session) is None:
                 self._forget(session)
             raise
         await asyncio.to_thread(self._write_spec, prepared)
         return prepared
-
-    async def _hold(self, session: str, user: str, cards: tuple[str, ...], eighths: int) -> None:
-        deadline = asyncio.get_running_loop().time() + self._wait_for_held
-        while True:
-            record = self._record(session)
-            if record is not None and record.state == "live":
-                return
-            try:
-                if record is None:
-                    await asyncio.to_thread(self._agent.hold, session, user, cards, eighths)
-                    return
-            except NoRoom:
-                if not self._only_held_in_the_way(cards, eighths) or asyncio.get_running_loop().time() > deadline:
-                    raise
-            if asyncio.get_running_loop().time() > deadline:
-                raise NoRoom("An earlier use of this claim has not given its memory back yet.")
-            await asyncio.sleep(_LOOK_AGAIN)
-
-    def _only_held_in_the_way(self, cards: tuple[str, ...], eighths: int) -> bool:
-        held = [record for record in self._agent.records() if record.state == "held"]
-        free = self._agent.free()
-        return all(
-            free.get(uuid, 0) + sum(record.charged for record in held if uuid in record.cards) >= eighths
-            for uuid in cards
-        )
 
     def _write_spec(self, prepared: Prepared) -> None:
         folder = self._agent.folder_of(prepared.session)
@@ -235,50 +210,25 @@ class Shares:
             return
         if asked.number <= prepared.number:
             return
-        async with self._card_locks[record.cards[0]]:
-            await self._answer(session, asked)
+        async with self._card_locks[record.cards[0]]:  # one grow or shrink of a card at a time
+            await self._answer(prepared, record.cards[0], asked)
 
-    async def _answer(self, session: str, asked: Wish) -> None:
-        """With the card's lock held: one grow or shrink of a card at a time."""
-        prepared, record = self._claims.get(session), self._record(session)
-        if prepared is None or record is None or record.state != "live" or asked.number <= prepared.number:
-            return
+    async def _answer(self, prepared: Prepared, card: str, asked: Wish) -> None:
+        session, hands = prepared.session, self._agent.hands
         try:
-            if asked.eighths > record.eighths:
-                await self._grow(prepared, asked)
-            elif asked.eighths < record.eighths:
-                await asyncio.to_thread(
-                    self._agent.resize, session, asked.eighths, forced=asked.forced, keep_charged=True
-                )
-            if asked.burst != record.burst:
-                await asyncio.to_thread(self._agent.set_burst, session, asked.burst)
-            outcome = Outcome(names.REASON_IN_FORCE, f"Wish {asked.number} is in force.")
-        except ApiError:
-            raise  # not answered: it is tried again
+            await asyncio.to_thread(hands.check_resize, session, asked.eighths)
         except GPUSpawnerError as error:
-            outcome = _outcome(error)
-        finally:
-            self._targets.pop(session, None)
-        changed = self._claims.answer(session, asked.number, outcome)
-        await self.publisher.publish()
-        await self._say(changed)
-
-    async def _grow(self, prepared: Prepared, asked: Wish) -> None:
-        self._targets[prepared.session] = asked.eighths
-        await self.publisher.publish()
-        listed = (await self._api.get(CLAIMS))["items"]
-        own = next((each for each in listed if each["metadata"]["uid"] == prepared.uid), None)
-        allocated = allocation(own, self._node) if own is not None else None
-        if allocated is None or allocated.session != prepared.session:
-            raise NotFound("The claim is no longer allocated.", code="ended")
-
-        def promised_to_others() -> int:
-            recorded = [record.session for record in self._agent.records()]
-            return Promised.of(listed, self._node, recorded).by_device.get(prepared.parts[0].device, 0)
-
-        await asyncio.to_thread(
-            self._agent.resize, prepared.session, asked.eighths, reserved=promised_to_others, keep_charged=True
+            await self._say(self._claims.answer(session, asked.number, _outcome(error)))
+            return
+        context = Context(prepared, prepared.parts[0], card)
+        await self._acts.run(
+            lambda book: protocol.resize(book, context.key, asked.eighths, asked.number, forced=asked.forced), context
         )
+        await asyncio.to_thread(self._set_burst, session, asked.burst)
+
+    def _set_burst(self, session: str, burst: bool) -> None:
+        with self._agent.hands.lock:
+            self._agent.hands.set_burst(session, burst)
 
     # -- end -----------------------------------------------------------------------------------------------
 
@@ -293,23 +243,20 @@ class Shares:
     async def confirm_end(self, prepared: Prepared) -> None:
         """A watch says that an allocation is gone, and watches may be late: ask the store itself."""
         async with self._claim_locks[prepared.uid]:
-            if prepared.session in self._starting or self._claims.get(prepared.session) is None:
-                return
-            claim = await self._api.find(claim_path(*prepared.key))
-            if claim is not None and claim["metadata"]["uid"] == prepared.uid:
-                try:
-                    allocated = allocation(claim, self._node)
-                except GPUSpawnerError:
-                    allocated = None
-                if allocated is not None and allocated.session == prepared.session:
-                    return
-            await self._end(prepared.session, "its claim is no longer allocated")
+            if self._claims.get(prepared.session) is not None:
+                await self._end(prepared.session, "its claim is no longer allocated", protocol.deallocated)
 
-    async def _end(self, session: str, reason: str) -> None:
-        await asyncio.to_thread(self._agent.end, session, reason)
-        cdi.remove(self._specs, session)
-        await self.publisher.publish()
-        if self._record(session) is None:
+    async def _end(self, session: str, reason: str, act: Callable[..., protocol.Act] = protocol.end) -> None:
+        prepared = self._claims.get(session)
+        for part in prepared.parts if prepared else ():
+            assert prepared is not None
+            context = Context(prepared, part, self._card(part.device).uuid)
+            await self._acts.run(partial(act, key=context.key), context)
+        record = self._record(session)
+        if record is None or record.state == "held":
+            log.info("session %s has ended: %s", session, reason)
+            cdi.remove(self._specs, session)
+        if record is None:
             self._forget(session)
 
     # -- from time to time ---------------------------------------------------------------------------------
@@ -319,8 +266,12 @@ class Shares:
         changes = await asyncio.to_thread(self._agent.watch)
         self._learn_cards()
         for prepared in self._claims.all():
-            if self._record(prepared.session) is None and prepared.session not in self._starting:
+            record = self._record(prepared.session)
+            if record is None and prepared.session not in self._starting:
                 self._forget(prepared.session)
+            elif record is not None and record.over:
+                context = Context(prepared, prepared.parts[0], record.cards[0])
+                await self._acts.run(partial(protocol.settle, key=context.key), context)
         await self.publisher.publish()
         for session in {change.session for change in changes if change.what in ("ended", "freed")}:
             known = self._claims.get(session)
@@ -387,7 +338,7 @@ class Shares:
         cdi.remove(self._specs, session)
 
     def _record(self, session: str) -> Record | None:
-        return next((record for record in self._agent.records() if record.session == session), None)
+        return self._agent.hands.record(session)
 
     def _card(self, device: str) -> Card:
         card = self._cards.get(device)

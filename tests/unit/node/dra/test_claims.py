@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpuspawner.errors import InvalidInput
-from gpuspawner.node.dra.claims import Claims, Outcome, Prepared, Promised, Wish, allocation, wish
+from gpuspawner.node.dra.claims import Claims, Outcome, Prepared, Wish, allocation, wish
 
 NODE = "node-1"
 
@@ -97,21 +97,6 @@ def test_a_wish_that_cannot_be_read_names_what_is_wrong(eighths: str, number: st
 
 def test_a_wish_without_number_is_not_served() -> None:
     assert isinstance(wish(claim(annotations={"gpuspawner.io/eighths": "4"})), Outcome)
-
-
-def test_promises_are_counted_without_those_that_have_a_record() -> None:
-    claims = [
-        claim(result("2"), uid="u-1"),
-        claim(result("4", share="s-2"), uid="u-2"),
-        claim(result("1", "gpu-2", "s-3"), uid="u-3"),
-        claim(result("0", share="s-4"), uid="u-4"),
-        claim(result("1", share="s-5", pool="node-2"), uid="u-5"),
-        claim(uid="u-6"),
-    ]
-    first = allocation(claims[0], NODE)
-    assert first is not None
-    assert Promised.of(claims, NODE, [first.session]).by_device == {"gpu-1": 4, "gpu-2": 1}
-    assert Promised.of(claims, NODE, []).by_device == {"gpu-1": 6, "gpu-2": 1}
 
 
 def prepared() -> Prepared:

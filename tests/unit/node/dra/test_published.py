@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuspawner import capacity
 from gpuspawner.node.dra.claims import Part, Prepared
-from gpuspawner.node.dra.published import Device, eighths
+from gpuspawner.node.dra.published import Device, charges, key_of
 from gpuspawner.node.health import OK, Health
 from gpuspawner.node.records import Record
 
@@ -22,6 +23,12 @@ def record(
 def claim(session: str, promised: int, devices: tuple[str, ...] = ("gpu-1",)) -> Prepared:
     parts = tuple(Part("card", "node", device, f"share-{device}", promised) for device in devices)
     return Prepared(session, "hub", session, f"uid-{session}", parts, ())
+
+
+def eighths(records: list[Record], claims: dict[str, Prepared], targets: dict[str, int]) -> dict[str, int]:
+    growing = {key_of(claims[name].uid, claims[name].parts[0]): count for name, count in targets.items()}
+    found = charges(CARDS, records, claims)
+    return {uuid: capacity.published(each.values(), growing) for uuid, each in found.items()}
 
 
 @pytest.mark.parametrize(
@@ -41,15 +48,15 @@ def claim(session: str, promised: int, devices: tuple[str, ...] = ("gpu-1",)) ->
 )
 def test_the_sum(records: list[Record], promised: dict[str, int], targets: dict[str, int], expected: int) -> None:
     claims = {session: claim(session, count) for session, count in promised.items()}
-    assert eighths(CARDS, records, claims, targets) == {"GPU-1": expected, "GPU-2": 8}
+    assert eighths(records, claims, targets) == {"GPU-1": expected, "GPU-2": 8}
 
 
 def test_several_whole_cards_count_on_each() -> None:
     both = ("GPU-1", "GPU-2")
     held, live = record("a", 8, "held", cards=both), record("a", 8, cards=both)
     claims = {"a": claim("a", 8, ("gpu-1", "gpu-2"))}
-    assert eighths(CARDS, [live], claims, {}) == {"GPU-1": 8, "GPU-2": 8}
-    assert eighths(CARDS, [held], claims, {}) == {"GPU-1": 0, "GPU-2": 0}
+    assert eighths([live], claims, {}) == {"GPU-1": 8, "GPU-2": 8}
+    assert eighths([held], claims, {}) == {"GPU-1": 0, "GPU-2": 0}
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.integers(0, 8), st.integers(0, 8), st.booleans()), max_size=8))
@@ -63,7 +70,7 @@ def test_what_the_scheduler_may_add_is_what_is_free(sessions: list[tuple[int, in
         name = f"s{number}"
         records.append(record(name, in_force, "live" if live else "held", over=over))
         claims[name] = claim(name, promised)
-    published = eighths(CARDS, records, claims, {})["GPU-1"]
+    published = eighths(records, claims, {})["GPU-1"]
     promises = sum(claims[r.session].parts[0].eighths for r in records if r.state == "live")
     assert published - promises == 8 - total
 
