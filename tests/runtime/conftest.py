@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from runtime.trainings import Trainings
 
 ROOT = Path(__file__).parents[2]
 #: What processes that tests start find on their path.
@@ -27,3 +29,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
         monkeypatch.delenv(name, raising=False)
     return place
+
+
+@pytest.fixture(scope="session")
+def trainings() -> Iterator[Trainings]:
+    """Programs in processes of their own, with PyTorch imported already."""
+    started = Trainings()
+    yield started
+    started.end()

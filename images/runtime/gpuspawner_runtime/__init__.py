@@ -17,6 +17,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpuspawner_runtime.autocheckpoint import Checkpointer as Checkpointer
+    from gpuspawner_runtime.autocheckpoint import autocheckpoint as autocheckpoint
     from gpuspawner_runtime.cache import cached as cached
     from gpuspawner_runtime.elastic import CacheBudget as CacheBudget
     from gpuspawner_runtime.elastic import MicroBatches as MicroBatches
@@ -35,10 +37,12 @@ __version__ = "0.1.0"
 #: Each public name and the module that has it.
 _EXPORTS = {
     "CacheBudget": "elastic",
+    "Checkpointer": "autocheckpoint",
     "MicroBatches": "elastic",
     "Run": "run",
     "RuntimeFault": "errors",
     "Stepper": "steps",
+    "autocheckpoint": "autocheckpoint",
     "cached": "cache",
     "fast": "fast",
     "free_caches": "elastic",

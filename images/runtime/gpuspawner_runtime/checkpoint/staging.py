@@ -1,0 +1,208 @@
+"""Snapshots into memory that is shared with the writer.
+
+The training's thread copies what may change at any moment: buffers, user state, counters. Parameters and the
+optimizer's tensors change only in the optimizer's step: they are copied beside the training, on a thread of their own
+(on a card by a stream of its own), and the next step of the optimizer waits for that. What changes them earlier all the
+same is noticed by PyTorch's version counters, and the snapshot is taken again, then at a stop.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gpuspawner_runtime.checkpoint.tree import DTYPES, Split
+from gpuspawner_runtime.errors import RuntimeFault
+
+_ALIGN = 64
+_ROOM = 1.1  # what the shared memory is larger than its first snapshot
+
+
+class Memory:
+    """Shared memory of `size` bytes without a name; pinned for cards where they are in use."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.descriptor = os.memfd_create("gpuspawner-checkpoint", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(self.descriptor, 0, size)
+        except OSError as error:
+            os.close(self.descriptor)
+            raise RuntimeFault(
+                f"A checkpoint needs {size / 2**20:.0f} MiB of memory for its snapshot: {error.strerror}.",
+                code="memory",
+            ) from None
+        self.map = mmap.mmap(self.descriptor, size)
+        self.bytes = torch.frombuffer(self.map, dtype=torch.uint8)
+        self.address = self.bytes.data_ptr()
+        self.pinned = False
+
+    def pin(self) -> None:
+        """Let cards copy into it without a stop."""
+        if not self.pinned:
+            self.pinned = int(torch.cuda.cudart().cudaHostRegister(self.address, self.size, 0)) == 0
+
+    def close(self) -> None:
+        if self.pinned:
+            torch.cuda.cudart().cudaHostUnregister(self.address)
+        del self.bytes
+        os.close(self.descriptor)
+        # the mapping goes with its last reader
+
+
+class Layout:
+    """Where each tensor of a snapshot lies: a safetensors file, then the skeleton's file."""
+
+    def __init__(self, split: Split) -> None:
+        order = sorted(range(len(split.tensors)), key=lambda i: -split.tensors[i].element_size())
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        place = 0
+        begins = {}
+        for index in order:
+            tensor = split.tensors[index]
+            size = tensor.numel() * tensor.element_size()
+            header[split.names[index]] = {
+                "dtype": DTYPES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [place, place + size],
+            }
+            begins[index] = place
+            place += size
+        raw = json.dumps(header, separators=(",", ":")).encode()
+        raw += b" " * (-(8 + len(raw)) % _ALIGN)
+        self.header = len(raw).to_bytes(8, "little") + raw
+        self.begins = [len(self.header) + begins[index] for index in range(len(split.tensors))]
+        self.tensors = len(self.header) + place
+        self.skeleton = self.tensors + (-self.tensors % _ALIGN)
+
+
+class Snapshot:
+    """A tree, on its way into `memory`. `late` says of a tensor whether it may be copied beside the training."""
+
+    def __init__(self, memory: Callable[[int], Memory], tree: Any, late: Callable[[Any], bool]) -> None:
+        self.split = Split(tree)
+        self.layout = Layout(self.split)
+        pickled = io.BytesIO()
+        torch.save({"names": self.split.names, "tree": self.split.skeleton}, pickled)
+        skeleton = pickled.getbuffer()
+        self.skeleton_bytes = len(skeleton)
+        self.bytes = self.layout.tensors + len(skeleton)
+        self.memory = memory(self.layout.skeleton + len(skeleton))
+        self.memory.map[: len(self.layout.header)] = self.layout.header
+        self.memory.map[self.layout.skeleton : self.layout.skeleton + len(skeleton)] = skeleton
+        self._late = []
+        self._streams: dict[Any, Any] = {}
+        self._copied: dict[Any, Any] = {}
+        cards = any(tensor.is_cuda for tensor in self.split.tensors)
+        if cards:
+            self.memory.pin()
+        for tensor, begin in zip(self.split.tensors, self.layout.begins, strict=True):
+            if tensor.is_cuda:
+                self._from_card(tensor, begin, late(tensor))
+            elif late(tensor):
+                self._late.append((tensor, begin, tensor._version))
+            else:
+                self._copy(tensor, begin)
+        for card, stream in self._streams.items():
+            self._copied[card] = stream.record_event()
+
+    def _target(self, tensor: Any, begin: int) -> Any:
+        size = tensor.numel() * tensor.element_size()
+        return self.memory.bytes[begin : begin + size].view(tensor.dtype).view(tensor.shape)
+
+    def _copy(self, tensor: Any, begin: int) -> None:
+        if not tensor.numel():
+            return
+        if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+            # without the interpreter's lock, and on this one processor only
+            ctypes.memmove(self.memory.address + begin, tensor.data_ptr(), tensor.numel() * tensor.element_size())
+        else:
+            self._target(tensor, begin).copy_(tensor)
+
+    def _from_card(self, tensor: Any, begin: int, late: bool) -> None:
+        if not tensor.numel():
+            return
+        if not late:
+            self._target(tensor, begin).copy_(tensor)
+            return
+        stream = self._streams.get(tensor.device)
+        if stream is None:
+            stream = self._streams[tensor.device] = torch.cuda.Stream(tensor.device)
+            stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        with torch.cuda.stream(stream):
+            self._target(tensor, begin).copy_(tensor, non_blocking=self.memory.pinned)
+        self._late.append((tensor, -1, tensor._version))
+
+    def finish(self) -> bool:
+        """Copy the rest; False if something was changed meanwhile, and the snapshot is of no use."""
+        for tensor, begin, _ in self._late:
+            if begin >= 0:
+                self._copy(tensor, begin)
+        for event in self._copied.values():
+            event.synchronize()
+        return all(tensor._version == version for tensor, _, version in self._late)
+
+    def release(self) -> None:
+        """Forget the tensors: they belong to the training."""
+        self._late.clear()
+        self.split.tensors.clear()
+
+    def before_update(self) -> None:
+        """On a card: let the work that follows on the current streams wait for the copies, without stopping here."""
+        for card, event in self._copied.items():
+            torch.cuda.current_stream(card).wait_event(event)
+
+    @property
+    def on_cards_only(self) -> bool:
+        return bool(self._copied) and not any(begin >= 0 for _, begin, _ in self._late)
+
+
+class Copying:
+    """A snapshot being finished on a thread of its own; `then(whole)` is called there at the end."""
+
+    def __init__(self, snapshot: Snapshot, then: Callable[[bool], None]) -> None:
+        self.snapshot = snapshot
+        self._then = then
+        self.whole: bool | None = None
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="checkpoint-copy", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        whole = False
+        try:
+            whole = self.snapshot.finish()
+        finally:
+            self.whole = whole
+            self._done.set()
+            self.snapshot.release()
+            self._then(whole)
+
+    def join(self) -> None:
+        """Until it is finished and `then` has returned."""
+        self._thread.join()
+
+    def wait(self) -> None:
+        """Until the training may change what is copied."""
+        if self.snapshot.on_cards_only:
+            self.snapshot.before_update()
+        else:
+            self._done.wait()
+
+
+def fitting(memory: Memory | None, size: int) -> Memory:
+    """`memory` if `size` bytes fit into it, else a new one, a little larger."""
+    if memory is not None and memory.size >= size:
+        return memory
+    if memory is not None:
+        memory.close()
+    rounded = int(size * _ROOM) + mmap.PAGESIZE
+    return Memory(rounded - rounded % mmap.PAGESIZE)
