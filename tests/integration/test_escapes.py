@@ -105,12 +105,17 @@ def test_a_static_program_is_seen_and_ended(mallory: Mallory) -> None:
 
 @guarded
 def test_a_card_that_the_session_does_not_hold_is_seen_and_the_process_ended(mallory: Mallory) -> None:
-    other = 1 - mallory.session["cards"][0]["index"]
-    pid, status = mallory.attempts.by_socket(4 * GIB, card=other)
-    assert status == 0
-    until(lambda: mallory.attempts.ended(pid), 20, "the end of the process")
-    assert "and may use 0.00 GiB" in mallory.excesses()[0]
-    assert mallory.program("1 + 1") == 2
+    mallory.is_ended_on_a_card_that_it_does_not_hold()
+
+
+@guarded
+def test_a_connection_that_is_handed_on_keeps_nothing(mallory: Mallory) -> None:
+    mallory.keeps_nothing_by_handing_it_on()
+
+
+@guarded
+def test_many_small_ones_are_seen_together(mallory: Mallory) -> None:
+    mallory.is_ended_though_each_is_small()
 
 
 @guarded
@@ -203,7 +208,7 @@ def test_who_does_it_again_and_again_loses_the_session(mallory: Mallory) -> None
         "threading.Thread(target=again, daemon=True).start()"
     )
     until(lambda: mallory.shown()["state"] in ("ending", "ended"), 60, "the session's end")
-    assert "processes of it were ended within the hour" in mallory.shown()["end_reason"]
+    assert "processes of its user were ended within the hour" in mallory.shown()["end_reason"]
 
 
 def test_a_process_of_no_session_is_reported_and_left_alone(made: Machine) -> None:

@@ -5,14 +5,13 @@ What came of each stands in the security page's table.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.common import until
-from support.escapes import GIB, Mallory
+from support.escapes import ADVISORY, GIB, TAKE, WITHIN, Mallory
 from support.machine import Machine, machine
 
 from gpuspawner.node.limits import abi, launch
@@ -21,20 +20,11 @@ from gpuspawner.simulation import BIN
 GRACE = 1
 DRIVER = str(BIN / "libcuda.so.1")
 
-# Runs the service as on a machine that allows no namespaces.
-_NO_NAMESPACES = """
-import runpy
-from gpuspawner.node.limits import launch
-launch._probe = lambda: ("advisory", "for a test")
-runpy.run_module("gpuspawner.service", run_name="__main__", alter_sys=True)
-"""
-
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     settings = {"GPUSPAWNER_EXCESS_SECONDS": str(GRACE), "GPUSPAWNER_ENFORCERS": "shim"}
-    prefix = [sys.executable, "-c", _NO_NAMESPACES]  # the command that follows becomes its arguments, unused
-    with machine(tmp_path_factory.mktemp("advisory"), prefix=prefix, env=settings) as found:
+    with machine(tmp_path_factory.mktemp("advisory"), prefix=ADVISORY, env=settings) as found:
         yield found
 
 
@@ -93,6 +83,19 @@ def test_limit_and_usage_files_of_ones_own_are_seen_and_ended(mallory: Mallory) 
     mallory.is_ended(pid)
 
 
+def test_a_limit_file_of_ones_own_over_the_nodes_is_seen_and_ended(mallory: Mallory) -> None:
+    """In a mount namespace within, where the machine has them and only gpuspawner cannot use them."""
+    path = launch.limit_path(mallory.machine.state / "node" / "sessions" / mallory.session["id"])
+    home = Path(mallory.program("os.environ['HOME']"))
+    limits = abi.read_limits(path)
+    abi.write_limits(home / "limit", [replace(limit, eighths=8, memory_bytes=80 * GIB) for limit in limits])
+    script = f"{WITHIN}within(MOUNTS)\nlay({str(home / 'limit')!r}, {str(path)!r})\n" + TAKE
+    argv = ["-c", script, "libcuda.so.1", str(20 * GIB)]
+    pid, status = mallory.program(f"take([sys.executable, *{argv!r}])")
+    assert status == 0
+    mallory.is_ended(pid)
+
+
 def test_the_nodes_own_limit_file_rewritten_is_seen_and_ended(mallory: Mallory) -> None:
     """It belongs to the session's own user here."""
     path = launch.limit_path(mallory.machine.state / "node" / "sessions" / mallory.session["id"])
@@ -133,12 +136,15 @@ def test_one_that_leaves_its_parents_is_seen_and_ended(mallory: Mallory) -> None
 
 
 def test_a_card_that_the_session_does_not_hold_is_seen_and_the_process_ended(mallory: Mallory) -> None:
-    other = 1 - mallory.session["cards"][0]["index"]
-    pid, status = mallory.attempts.by_socket(4 * GIB, card=other)
-    assert status == 0
-    until(lambda: mallory.attempts.ended(pid), 20, "the end of the process")
-    assert "and may use 0.00 GiB" in mallory.excesses()[0]
-    assert mallory.program("1 + 1") == 2
+    mallory.is_ended_on_a_card_that_it_does_not_hold()
+
+
+def test_a_connection_that_is_handed_on_keeps_nothing(mallory: Mallory) -> None:
+    mallory.keeps_nothing_by_handing_it_on()
+
+
+def test_many_small_ones_are_seen_together(mallory: Mallory) -> None:
+    mallory.is_ended_though_each_is_small()
 
 
 def test_coming_back_within_the_limit_for_a_moment_gains_no_new_grace(mallory: Mallory) -> None:
@@ -155,4 +161,4 @@ def test_who_does_it_again_and_again_loses_the_session(mallory: Mallory) -> None
         "threading.Thread(target=again, daemon=True).start()"
     )
     until(lambda: mallory.shown()["state"] in ("ending", "ended"), 60, "the session's end")
-    assert "processes of it were ended within the hour" in mallory.shown()["end_reason"]
+    assert "processes of its user were ended within the hour" in mallory.shown()["end_reason"]

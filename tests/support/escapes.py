@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ GIB = 1 << 30
 OUT_OF_MEMORY = 2
 
 # Loads a driver library by its path, takes memory, says how that went, and stays.
-_TAKE = """
+TAKE = """
 import ctypes, sys, time
 cuda = ctypes.CDLL(sys.argv[1])
 device, context, pointer = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
@@ -26,6 +27,17 @@ status = status or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) 
 status = status or cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(int(sys.argv[2])))
 print(status, sys.argv[2], flush=True)
 time.sleep(10000)
+"""
+
+# Namespaces of one's own in a user namespace of one's own, which needs no privileges and nothing mapped.
+WITHIN = """
+import ctypes, os, sys
+MOUNTS, PIDS = 0x00020000, 0x20000000
+libc = ctypes.CDLL(None, use_errno=True)
+def within(kind):
+    assert libc.unshare(0x10000000 | kind) == 0, os.strerror(ctypes.get_errno())
+def lay(mine, over):
+    assert libc.mount(mine.encode(), over.encode(), None, 0x1000, None) == 0, os.strerror(ctypes.get_errno())
 """
 
 # Holds memory past the limit for less than the grace, then less than the limit, for ever.
@@ -43,8 +55,17 @@ while True:
     time.sleep(grace)
 """
 
+# Runs the service as on a machine that allows no namespaces. What follows as its arguments is unused.
+_NO_NAMESPACES = """
+import runpy
+from gpuspawner.node.limits import launch
+launch._probe = lambda: ("advisory", "for a test")
+runpy.run_module("gpuspawner.service", run_name="__main__", alter_sys=True)
+"""
+ADVISORY = (sys.executable, "-c", _NO_NAMESPACES)
+
 _IN_SESSION = """
-import os, subprocess, sys
+import os, socket, struct, subprocess, sys
 started = {}
 def take(argv, env=None, **options):
     "Starts a program that takes memory; its process id here and the driver's status."
@@ -54,6 +75,28 @@ def take(argv, env=None, **options):
     words = line.split()
     assert len(words) == 2 and words[0].lstrip("-").isdigit(), line + process.stdout.read()
     return process.pid, int(words[0])
+def opened(size):
+    "A connection to the simulated driver that holds `size` bytes of card 0, without any library."
+    raw = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    raw.connect(os.environ["GPUSPAWNER_SIM_SOCKET"])
+    for op, amount, value in ((1, 0, 2), (2, 0, 0), (4, size, 0)):
+        raw.send(struct.pack("=4I2Q", 0x4D495347, op, 0, 0, amount, value))
+        assert struct.unpack("=IiQ", raw.recv(64)[:16])[1] == 0
+    return raw
+def handed_on(size):
+    "Memory is taken on a connection, which a child inherits before its opener ends; the child's process id."
+    read, write = os.pipe()
+    if os.fork() == 0:
+        kept = opened(size)
+        child = os.fork()
+        if child:
+            os.write(write, str(child).encode())
+            os._exit(0)
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+        os.execv(sys.executable, [sys.executable, "-c", "import signal; signal.pause()"])
+    os.wait()
+    return int(os.read(read, 100))
 def over(pid):
     "The exit status of one that has ended, else None."
     return started[pid].poll()
@@ -64,7 +107,7 @@ def tools(home: Path) -> dict[str, str]:
     """Puts the programs into a session's home, owned by its user, and says where they are."""
     status = home.stat()
     take, static = home / "take.py", home / "static_client"
-    take.write_text(_TAKE)
+    take.write_text(TAKE)
     compiler = shutil.which("cc") or shutil.which("gcc")
     assert compiler, "a C compiler is needed"
     source = Path(__file__).parent / "static_client.c"
@@ -99,6 +142,14 @@ class Attempts:
         argv = f"[sys.executable, '-c', {_BY_TURNS!r}, {library!r}, '{grace}']"
         self.program(f"process = subprocess.Popen({argv}); started[process.pid] = process")
         return int(self.program("process.pid"))
+
+    def handed_on(self, size: int) -> int:
+        """Take `size` bytes on a connection that a child inherits before its opener ends; the child's pid."""
+        return int(self.program(f"handed_on({size})"))
+
+    def many(self, count: int, size: int) -> list[int]:
+        """Take `size` bytes in each of `count` static programs; their pids inside."""
+        return [self.by_socket(size)[0] for _ in range(count)]
 
     def ended(self, pid: int) -> bool:
         """Whether that process is over."""
@@ -142,6 +193,29 @@ class Mallory:
         excesses = self.excesses()
         assert f"may use {gib(self.allowed)}" in excesses[0]
         assert "was ended" in excesses[-1]
+
+    def is_ended_on_a_card_that_it_does_not_hold(self) -> None:
+        """Memory of the other card is seen, and its process ended."""
+        other = 1 - self.session["cards"][0]["index"]
+        pid, status = self.attempts.by_socket(4 * GIB, card=other)
+        assert status == 0
+        until(lambda: self.attempts.ended(pid), 20, "the end of the process")
+        assert "and may use 0.00 GiB" in self.excesses()[0]
+        assert self.program("1 + 1") == 2
+
+    def keeps_nothing_by_handing_it_on(self) -> None:
+        """Memory on a connection that somebody else keeps goes with the process that opened it."""
+        self.attempts.handed_on(20 * GIB)
+        until(lambda: self.shown()["memory_used_bytes"] <= self.allowed, 20, "its memory")
+        assert self.program("1 + 1") == 2
+
+    def is_ended_though_each_is_small(self) -> None:
+        """Processes below the tolerance are over the limit together: some are ended until the rest is not."""
+        pids = self.attempts.many(self.allowed // (400 << 20) + 3, 400 << 20)
+        until(lambda: any(self.attempts.ended(pid) for pid in pids), 30, "the end of a process")
+        until(lambda: self.shown()["memory_used_bytes"] <= self.allowed + (512 << 20), 20, "the memory of the rest")
+        assert f"may use {gib(self.allowed)}" in self.excesses()[0]
+        assert not all(self.attempts.ended(pid) for pid in pids)
 
     def is_held(self, status: int) -> None:
         """Nothing was got."""

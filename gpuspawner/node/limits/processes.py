@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuspawner.processes import start_time
+
 ALIVE = "alive"
 ORDER_TO_KILL = signal.SIGRTMIN + 3
 """By this signal the guard ends everything below it at once; `order_to_kill()` in the launcher."""
@@ -24,6 +26,7 @@ ORDER_TO_KILL = signal.SIGRTMIN + 3
 _F_OFD_GETLK = 36
 _FLOCK = struct.Struct("@hhqqi4x")
 _AFTER_KILL_S = 10.0
+_first_read: dict[Path, tuple[Alive, int | None]] = {}
 
 
 @dataclass(frozen=True)
@@ -60,15 +63,25 @@ def was_started(session_dir: Path) -> bool:
 
 
 def read_alive(session_dir: Path) -> Alive | None:
-    """What the running session's guard wrote; None if it does not run, or has not yet written."""
+    """What the running session's guard wrote; None if it does not run, or has not yet written.
+
+    What it wrote first counts for as long as that guard lives: where no namespace keeps the session from the file, it
+    may write there what it likes.
+    """
     if not session_alive(session_dir):
+        _first_read.pop(session_dir, None)
         return None
-    words = (session_dir / ALIVE).read_text().split()
-    found = dict(zip(words[::2], words[1::2], strict=False))
+    alive, started = _first_read.get(session_dir, (None, None))
+    if alive is not None and start_time(alive.guard) == started:
+        return alive
     try:
-        return Alive(int(found["launcher"]), int(found["guard"]), int(found["child"]), int(found["pidns"]))
-    except (KeyError, ValueError):
+        words = (session_dir / ALIVE).read_text(errors="replace").split()
+        found = dict(zip(words[::2], words[1::2], strict=False))
+        alive = Alive(int(found["launcher"]), int(found["guard"]), int(found["child"]), int(found["pidns"]))
+    except (OSError, KeyError, ValueError):
         return None
+    _first_read[session_dir] = (alive, start_time(alive.guard))
+    return alive
 
 
 def _parents() -> dict[int, int]:
