@@ -13,6 +13,7 @@ GOALS = {
     "cache-warm": "<= 1.1",
     "compute-share": "<= 2",
     "exactness": "0",
+    "fast": ">= 1",
     "form": "<= 500",
     "join": "",
     "kernel-latency": "<= 1.05 (p99)",

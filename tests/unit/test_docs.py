@@ -68,7 +68,7 @@ def rows(page: Path) -> list[list[str]]:
 def sources() -> list[Path]:
     """The code in which a variable that people may set can be read."""
     found = [ROOT / "Makefile", ROOT / "jupyterhub_config.py", *sorted((ROOT / "tools").glob("*"))]
-    for folder in ("gpuspawner", "extensions/lab/gpuspawner_lab"):
+    for folder in ("gpuspawner", "extensions/lab/gpuspawner_lab", "images/runtime/gpuspawner_runtime"):
         for pattern in ("*.py", "*.c", "*.h", "Makefile"):
             found += sorted((ROOT / folder).rglob(pattern))
     return [path for path in found if path.is_file()]
