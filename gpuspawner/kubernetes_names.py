@@ -32,6 +32,14 @@ STARTED = "gpuspawner.io/started"
 #: Labels of claims and pods that the service made.
 SESSION_LABEL = "gpuspawner.io/session"
 USER_LABEL = "gpuspawner.io/user"
+#: Which installation's: a service touches its own alone, and several share a namespace.
+INSTANCE_LABEL = "gpuspawner.io/instance"
+#: Annotations of a session's claim, for whoever finds it: whose it is and what was asked for at the start.
+USER = "gpuspawner.io/user-name"
+SERVER = "gpuspawner.io/server-name"
+SHARE = "gpuspawner.io/share"
+#: uuids of the cards that the claim asks for, joined by commas.
+CARDS = "gpuspawner.io/cards"
 
 #: Conditions in `status.devices[].conditions`. `Ready`: the share is in force; False with NoRoom where it was refused
 #: at prepare, so that whatever uses the claim has to be placed anew. `Resized`: how the last wish ended;
@@ -57,6 +65,8 @@ REASON_INVALID = "Invalid"
 REASON_CARD_FAILED = "CardFailed"
 REASON_ENDED = "Ended"
 REASON_UNAVAILABLE = "Unavailable"
+#: A claim that is not Ready for one of these has no use any more; what needs it has to be placed again.
+REASONS_TO_PLACE_AGAIN = (REASON_NO_ROOM, REASON_CARD_FAILED)
 
 #: Attributes of a device, under DRIVER as their domain. What is not known is left out.
 ATTRIBUTE_UUID = "uuid"

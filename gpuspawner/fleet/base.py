@@ -30,7 +30,8 @@ class CardState:
 
     `grade` and `resize`: how sessions on it are held, and what a change of the share means for one that runs. `fits`:
     how many sessions of each fraction could start, where free eighths do not say it (a card cut into slices).
-    `only_whole`: why the card is given out in no fraction, in one sentence.
+    `only_whole`: why the card is given out in no fraction, in one sentence. `node`: the machine that it is in.
+    `island`: cards of a node with the same number reach each other over NVLink.
     """
 
     card: Card
@@ -40,6 +41,8 @@ class CardState:
     resize: Resize = "live"
     fits: Mapping[int, int] | None = None
     only_whole: str | None = None
+    node: str = ""
+    island: int | None = None
 
     def places(self, eighths: int) -> int:
         """How many sessions with such a part of a card could start on this one."""
@@ -48,13 +51,15 @@ class CardState:
 
 @dataclass(frozen=True)
 class Grant:
-    """A share in force for a session on certain cards."""
+    """A share in force for a session on certain cards. `owner`: the user and the server, and what was asked for at the
+    start, where the fleet knows them; there the fleet is right about which sessions exist."""
 
     session: str
     cards: tuple[Card, ...]
     eighths_per_card: int
     ended: bool = False
     burst: bool = False
+    owner: tuple[str, str, GPUShare] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,17 @@ class Launch:
     home: str
     uid: int | None
     gid: int | None
+
+
+@dataclass(frozen=True)
+class PodLaunch:
+    """How to make a session's pod: in which namespace, what its claim is called (None: it has no card), and the labels
+    and annotations by which the pod is known as the session's."""
+
+    namespace: str
+    claim: str | None
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -123,13 +139,20 @@ class Fleet(Protocol):
         ...
 
     def start(
-        self, session: str, user: str, share: GPUShare, card: str | None = None, *, burst: bool = False
-    ) -> tuple[Grant, Launch]:
-        """Place a share, on the card of uuid `card` where one is named, and put it in force for a new session.
-        With `burst` it may compute with what others leave idle."""
+        self,
+        session: str,
+        user: str,
+        share: GPUShare,
+        card: str | None = None,
+        *,
+        burst: bool = False,
+        server: str = "",
+    ) -> tuple[Grant, Launch | PodLaunch]:
+        """Place a share, on the card of uuid `card` where one is named, and put it in force for a new session of the
+        user's server. With `burst` it may compute with what others leave idle."""
         ...
 
-    def launch(self, session: str) -> Launch:
+    def launch(self, session: str) -> Launch | PodLaunch:
         """How to start the first process of a session that has a share. NotFound when it has none any more."""
         ...
 

@@ -57,7 +57,14 @@ class LocalFleet:
         return None if record is None else self._grant(record)
 
     def start(
-        self, session: str, user: str, share: GPUShare, card: str | None = None, *, burst: bool = False
+        self,
+        session: str,
+        user: str,
+        share: GPUShare,
+        card: str | None = None,
+        *,
+        burst: bool = False,
+        server: str = "",
     ) -> tuple[Grant, Launch]:
         """Place a share, put it in force, and say how to start its first process."""
         with self._placing:

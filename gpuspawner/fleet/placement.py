@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from gpuspawner.errors import NoRoom, NotFound
@@ -32,33 +33,62 @@ def place(share: GPUShare, cards: Sequence[CardState], card: str | None = None) 
             allowed=models,
         )
     need = share.eighths_per_card
-    fitting = sorted(
-        (state for state in matching if state.places(need) and _joins(state, share)),
-        key=lambda state: (state.free_eighths, state.card.index, state.card.uuid),
+    fitting = [state for state in matching if state.places(need) and _joins(state, share)]
+    whole = Counter(_island(state) for state in fitting if state.free_eighths == EIGHTHS_PER_CARD)
+    # Of whole cards the one that is taken first is that with the fewest whole ones beside it.
+    fitting.sort(
+        key=lambda state: (state.free_eighths, whole[_island(state)], state.node, state.card.index, state.card.uuid)
     )
     if share.cards > 1:
-        # Cards of one session are of one model, whichever has enough.
-        by_model: dict[str, list[CardState]] = {}
-        for state in fitting:
-            by_model.setdefault(state.card.model, []).append(state)
-        fitting = next((group for group in by_model.values() if len(group) >= share.cards), [])
+        fitting = _together(share.cards, fitting)
     if len(fitting) < share.cards:
         raise NoRoom(no_room_reason(share, matching), field="share", given=str(share))
     return tuple(state.card.uuid for state in fitting[: share.cards])
 
 
+def _island(state: CardState) -> tuple[str, int | None]:
+    return state.node, state.island
+
+
+def _together(count: int, fitting: Sequence[CardState]) -> list[CardState]:
+    """Cards of one node and one model, of which there are `count` at least: where it goes those of one island, and of
+    several such groups the smallest. Empty where there are none."""
+    islands: defaultdict[tuple[str, str, int], list[CardState]] = defaultdict(list)
+    nodes: defaultdict[tuple[str, str], list[CardState]] = defaultdict(list)
+    for state in fitting:
+        nodes[state.node, state.card.model].append(state)
+        if state.island is not None:
+            islands[state.node, state.card.model, state.island].append(state)
+    for groups in (islands.values(), nodes.values()):
+        enough = [group for group in groups if len(group) >= count]
+        if enough:
+            return min(enough, key=len)
+    return []
+
+
 def places(share: GPUShare, free: Mapping[int, int], cut: Sequence[CardState] = ()) -> int:
-    """How many sessions could start with `share` now on cards of one model, of which `free` counts how many have how
-    many eighths free. `cut`: those of the cards whose free eighths do not say it (slices, whole cards); they are not in
-    `free`."""
+    """How many sessions could start with `share`, a part of a card or a whole one, now on cards of one model, of which
+    `free` counts how many have how many eighths free. `cut`: those of the cards whose free eighths do not say it
+    (slices, whole cards); they are not in `free`."""
     need = share.eighths_per_card
     found = sum(eighths // need * count for eighths, count in free.items())
-    return (found + sum(state.places(need) for state in cut if _joins(state, share))) // share.cards
+    return found + sum(state.places(need) for state in cut)
+
+
+def places_for_several(share: GPUShare, states: Sequence[CardState]) -> int:
+    """How many sessions could start with several whole cards each; those of one session are in one node."""
+    whole = Counter(state.node for state in states if state.places(EIGHTHS_PER_CARD) and _joins(state, share))
+    return sum(count // share.cards for count in whole.values())
 
 
 def _joins(state: CardState, share: GPUShare) -> bool:
     """Whether a card can be one of those of a session; slices cannot be joined with other cards."""
     return share.cards == 1 or state.resize != "restart"
+
+
+def most_together(states: Sequence[CardState]) -> int:
+    """The most cards of any node."""
+    return max(Counter(state.node for state in states).values(), default=0)
 
 
 def no_room_reason(share: GPUShare, cards: Sequence[CardState]) -> str:
@@ -73,16 +103,18 @@ def no_room_reason(share: GPUShare, cards: Sequence[CardState]) -> str:
         which = "The card is" if len(cards) == 1 else "All such cards are"
         return f"{which} out of service. {failed[0] or ''}".strip()
     cards = [state for state in cards if state.health.state != "failed"]
-    if share.cards > len(cards):
-        return f"There {'is' if len(cards) == 1 else 'are'} only {len(cards)} such card{'s'[: len(cards) != 1]}."
-    if share.eighths_per_card == 8:
-        free = sum(state.free_eighths == 8 for state in cards)
+    most = most_together(cards)
+    where = "" if most == len(cards) else " in one node"
+    if share.cards > most:
+        return f"There {'is' if most == 1 else 'are'} only {most} such card{'s'[: most != 1]}{where}."
+    if share.eighths_per_card == EIGHTHS_PER_CARD:
+        free = max(Counter(state.node for state in cards if state.free_eighths == EIGHTHS_PER_CARD).values(), default=0)
         if free == 0:
             return "No whole card is free now."
-        return f"Only {free} whole card{' is' if free == 1 else 's are'} free now."
+        return f"Only {free} whole card{' is' if free == 1 else 's are'} free{where} now."
     if all(state.resize == "restart" for state in cards):
         return "No slice of that size fits beside those that the card is cut into now."
-    most = max(state.free_eighths for state in cards)
-    if most == 0:
+    free = max(state.free_eighths for state in cards)
+    if free == 0:
         return "All of it is in use now."
-    return f"The most that is free on one card now is {eighths_text(most)}."
+    return f"The most that is free on one card now is {eighths_text(free)}."

@@ -125,16 +125,7 @@ def _router(
         wanted = burst if body.burst is None else body.burst
         row, launch, new = sessions.start(body.user, body.server, share, actor="hub", card=body.card, burst=wanted)
         response.status_code = 201 if new else 200
-        return schemas.Started(
-            session=shown(row),
-            launch=schemas.LaunchInfo(
-                argv_prefix=launch.argv_prefix,
-                env=launch.env,
-                home=launch.home,
-                uid=launch.uid,
-                gid=launch.gid,
-            ),
-        )
+        return views.started(shown(row), launch)
 
     @router.get("/sessions/{session}", response_model=schemas.Session)
     def get_session(session: str, caller: Caller) -> Response:

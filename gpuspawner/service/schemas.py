@@ -168,11 +168,21 @@ class LaunchInfo(BaseModel):
     gid: int | None
 
 
+class PodInfo(BaseModel):
+    """How the spawner makes the session's pod on a cluster. `claim` is null where the session has no card."""
+
+    namespace: str
+    claim: str | None
+    labels: dict[str, str]
+    annotations: dict[str, str]
+
+
 class Started(BaseModel):
-    """A new session and how to start it."""
+    """A new session and how to start it: on a machine by `launch`, on a cluster by `pod`; the other one is null."""
 
     session: Session
-    launch: LaunchInfo
+    launch: LaunchInfo | None
+    pod: PodInfo | None = None
 
 
 class Resized(BaseModel):

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 
 from gpuspawner.errors import Conflict, GPUSpawnerError, NotFound
-from gpuspawner.fleet.base import Fleet, FleetChange, Grant, Launch, Notice
+from gpuspawner.fleet.base import Fleet, FleetChange, Grant, Launch, Notice, PodLaunch
 from gpuspawner.idle import IdleTimes
 from gpuspawner.service.idle import IdleWatch
 from gpuspawner.service.store import LIVE, Store
@@ -41,7 +41,7 @@ class SessionService:
 
     def start(
         self, user: str, server: str, share: GPUShare, actor: str, card: str | None = None, *, burst: bool = False
-    ) -> tuple[SessionRow, Launch, bool]:
+    ) -> tuple[SessionRow, Launch | PodLaunch, bool]:
         """Start a session for a user's server, on the card of uuid `card` if one is named; the last value says
         whether it is new.
 
@@ -60,7 +60,7 @@ class SessionService:
                         return old, self.fleet.launch(old.id), False
                 self._end_and_wait(old.id, actor)
             session = f"s-{secrets.token_hex(6)}"
-            grant, launch = self.fleet.start(session, user, share, card, burst=burst)
+            grant, launch = self.fleet.start(session, user, share, card, burst=burst, server=server)
             try:
                 row = self.store.started(grant, user, server, share, actor)
             except Exception:
@@ -212,10 +212,19 @@ class SessionService:
             time.sleep(0.05)
 
     def _reconcile(self) -> None:
-        """After a restart: the fleet knows what is in force, the store why. Make them agree."""
+        """After a restart: the fleet knows what is in force, the store why. Make them agree.
+
+        What the store has never heard of is taken over where the fleet says whose it is: another service has started
+        it, or the records were lost. Else nobody asked for it.
+        """
         for grant in self.fleet.grants():
             row = self.store.session(grant.session)
-            if not grant.ended and (row is None or row.state not in LIVE):
+            if grant.ended or (row is not None and row.state in LIVE):
+                continue
+            if row is None and grant.owner is not None:
+                user, server, share = grant.owner
+                self.store.started(grant, user, server, share, "node", "found running")
+            else:
                 self.fleet.end(grant.session, "nobody asked for it")
         self._agree("ended while the service was away")
 

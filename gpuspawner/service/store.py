@@ -83,7 +83,9 @@ class Store:
         with self._engine.connect() as connection:
             return [LedgerRow(**found._mapping) for found in connection.execute(query)]
 
-    def started(self, grant: Grant, user: str, server: str, share: GPUShare, actor: str) -> SessionRow:
+    def started(
+        self, grant: Grant, user: str, server: str, share: GPUShare, actor: str, reason: str = "started"
+    ) -> SessionRow:
         """Write down a new session with its first ledger row."""
         at = now_ms()
         new = {
@@ -100,7 +102,7 @@ class Store:
         row = SessionRow(**new)
         with self._write() as connection:
             connection.execute(insert(_SESSIONS), new)
-            self._enter(connection, row, "start", share.eighths, at, actor, "started")
+            self._enter(connection, row, "start", share.eighths, at, actor, reason)
         return row
 
     def running(self, session: str) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from gpuspawner.card import Card
-from gpuspawner.fleet.base import CardState, Fleet, Grant, Notice
-from gpuspawner.fleet.placement import no_room_reason, places
+from gpuspawner.fleet.base import CardState, Fleet, Grant, Launch, Notice, PodLaunch
+from gpuspawner.fleet.placement import most_together, no_room_reason, places, places_for_several
 from gpuspawner.service import schemas
 from gpuspawner.service.store import LIVE
 from gpuspawner.service.tables import LedgerRow, SessionRow
@@ -34,14 +35,15 @@ def offers(fleet: Fleet, tariff: Tariff, choose_card: bool = False, burst: bool 
         by_model.setdefault(state.card.model, []).append(state)
     found = []
     for model, cards in sorted(by_model.items()):
-        several = [EIGHTHS_PER_CARD * count for count in range(2, min(len(cards), MAX_CARDS) + 1)]
+        several = [EIGHTHS_PER_CARD * count for count in range(2, min(most_together(cards), MAX_CARDS) + 1)]
         free_of_each = Counter(state.free_eighths for state in cards if state.fits is None)
         cut = [state for state in cards if state.fits is not None]
         memory = min(state.card.memory_bytes for state in cards)
         shared = any(state.only_whole is None for state in cards)
         for eighths in (*(FRACTIONS if shared else (EIGHTHS_PER_CARD,)), *several):
             share = GPUShare(eighths)
-            free = places(share, free_of_each, cut)
+            one = share.cards == 1
+            free = places(share, free_of_each, cut) if one else places_for_several(share, cards)
             found.append(
                 schemas.Offer(
                     share=share.amount,
@@ -58,7 +60,7 @@ def offers(fleet: Fleet, tariff: Tariff, choose_card: bool = False, burst: bool 
                     expected_wait_seconds=0 if free else None,
                     default=False,
                     grade=min((state.grade for state in cards), key=_GRADES.index),
-                    resize=cards[0].resize if share.cards == 1 else "none",
+                    resize=cards[0].resize if one else "none",
                 )
             )
     default = next((offer for offer in found if offer.available and offer.eighths == DEFAULT_SHARE.eighths), None)
@@ -128,6 +130,13 @@ def session(row: SessionRow, fleet: Fleet, tariff: Tariff, notices: Collection[N
         burst=grant.burst if grant and live else row.burst,
         notices=[_notice(each) for each in notices],
     )
+
+
+def started(session: schemas.Session, launch: Launch | PodLaunch) -> schemas.Started:
+    """A new session and how to start it."""
+    if isinstance(launch, PodLaunch):
+        return schemas.Started(session=session, launch=None, pod=schemas.PodInfo(**asdict(launch)))
+    return schemas.Started(session=session, launch=schemas.LaunchInfo(**asdict(launch)))
 
 
 def _options(grant: Grant, state: CardState, current: GPUShare, tariff: Tariff) -> list[schemas.ResizeOption]:

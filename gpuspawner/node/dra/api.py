@@ -86,12 +86,12 @@ class KubeApi:
         """Some fields of an object."""
         return await self._ask("PATCH", path, body=change, kind=MERGE)
 
-    async def delete(self, path: str) -> None:
-        """An object; one that is not there is no error."""
+    async def delete(self, path: str, uid: str | None = None) -> None:
+        """An object; with a uid only that one, whatever is called so by now. One that is not there is no error."""
         try:
-            await self._ask("DELETE", path)
+            await self._ask("DELETE", path, body={"preconditions": {"uid": uid}} if uid else None)
         except ApiError as error:
-            if error.status != 404:
+            if error.status != 404 and not (uid and error.status == 409):
                 raise
 
     async def watch(self, path: str, version: str, **query: str) -> AsyncIterator[tuple[str, Object]]:

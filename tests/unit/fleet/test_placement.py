@@ -1,6 +1,7 @@
 """Which cards a share goes to."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from gpuspawner.card import GIB, Card
 from gpuspawner.errors import NoRoom, NotFound
 from gpuspawner.fleet.base import CardState
-from gpuspawner.fleet.placement import no_room_reason, place, places
+from gpuspawner.fleet.placement import no_room_reason, place, places, places_for_several
 from gpuspawner.share import FRACTIONS, GPUShare
 
 
@@ -55,6 +56,12 @@ def test_an_unknown_model_names_those_that_are_there() -> None:
         place(GPUShare(1), [])
 
 
+def how_many(share: GPUShare, states: list[CardState]) -> int:
+    if share.cards > 1:
+        return places_for_several(share, states)
+    return places(share, Counter(state.free_eighths for state in states))
+
+
 @given(st.sampled_from([*FRACTIONS, 16, 24]), st.lists(st.integers(0, 8), min_size=1, max_size=6))
 def test_placed_exactly_when_there_is_a_place_and_only_where_it_fits(eighths: int, free: list[int]) -> None:
     share, states = GPUShare(eighths), cards(*free)
@@ -62,9 +69,9 @@ def test_placed_exactly_when_there_is_a_place_and_only_where_it_fits(eighths: in
     try:
         taken = place(share, states)
     except NoRoom:
-        assert places(share, Counter(free)) == 0
+        assert how_many(share, states) == 0
     else:
-        assert places(share, Counter(free)) > 0
+        assert how_many(share, states) > 0
         assert len(set(taken)) == share.cards
         assert all(left[uuid] >= share.eighths_per_card for uuid in taken)
 
@@ -82,3 +89,38 @@ def test_a_named_card_is_taken_or_refused() -> None:
 
 def test_no_card_needs_no_card() -> None:
     assert place(GPUShare(0), []) == ()
+
+
+def in_nodes(*nodes: tuple[int, ...], islands: tuple[int | None, ...] = ()) -> list[CardState]:
+    """Cards with so many eighths free, node by node."""
+    return [
+        replace(state, node=f"n{at}", island=islands[index] if islands else None)
+        for at, free in enumerate(nodes)
+        for index, state in enumerate(cards(*free, first=8 * at))
+    ]
+
+
+def taken(share: GPUShare, states: list[CardState]) -> list[int]:
+    return [int(uuid.rpartition("-")[2]) for uuid in place(share, states)]
+
+
+def test_several_cards_are_of_one_node() -> None:
+    assert taken(GPUShare(16), in_nodes((8,), (8,), (8, 8, 8))) == [16, 17]
+    assert places_for_several(GPUShare(16), in_nodes((8,), (8,), (8, 8, 8), (8, 8))) == 2
+    with pytest.raises(NoRoom, match="Only 1 whole card is free in one node now"):
+        place(GPUShare(16), in_nodes((8, 4), (8, 4)))
+    with pytest.raises(NoRoom, match="There are only 2 such cards in one node"):
+        place(GPUShare(24), in_nodes((8, 8), (8, 8)))
+
+
+def test_several_cards_are_of_the_smallest_island_that_has_enough() -> None:
+    states = in_nodes((8, 8, 8, 8, 8, 8), islands=(0, 0, 0, 3, 3, None))
+    assert taken(GPUShare(16), states) == [3, 4]
+    assert taken(GPUShare(24), states) == [0, 1, 2]
+    assert len(set(taken(GPUShare(40), states))) == 5
+
+
+def test_a_whole_card_is_taken_where_the_fewest_whole_ones_are() -> None:
+    assert taken(GPUShare(8), in_nodes((8, 8, 8), (8, 4), (8, 8))) == [8]
+    assert taken(GPUShare(1), in_nodes((8, 8, 8), (8, 0), (8, 8))) == [8]
+    assert taken(GPUShare(1), in_nodes((8, 8, 8), (8, 4), (8, 2))) == [17]
