@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpuspawner_runtime.autocheckpoint import Checkpointer as Checkpointer
     from gpuspawner_runtime.autocheckpoint import autocheckpoint as autocheckpoint
     from gpuspawner_runtime.cache import cached as cached
+    from gpuspawner_runtime.distributed import distributed as distributed
     from gpuspawner_runtime.elastic import CacheBudget as CacheBudget
     from gpuspawner_runtime.elastic import MicroBatches as MicroBatches
     from gpuspawner_runtime.elastic import free_caches as free_caches
@@ -44,6 +45,7 @@ _EXPORTS = {
     "Stepper": "steps",
     "autocheckpoint": "autocheckpoint",
     "cached": "cache",
+    "distributed": "distributed",
     "fast": "fast",
     "free_caches": "elastic",
     "on_resize": "elastic",
