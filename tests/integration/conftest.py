@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from support.hub import Hub
-from support.limits import Cards, Outside, cards, outside, wait_until
+from support.limits import Cards, Outside, cards, fake_driver, outside, wait_until
 from support.stack import stack
 
-from gpuspawner.node.limits import measure
+from gpuspawner.node.limits import build, measure
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +25,13 @@ def own_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     """The same for one test alone, which may end it."""
     with stack(tmp_path_factory.mktemp("own")) as made:
         yield Hub(made)
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> build.DriverFiles:
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    return fake_driver(folder)
 
 
 @pytest.fixture(scope="module")

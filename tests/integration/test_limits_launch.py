@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import pwd
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from support.common import alive, gone
 from support.limits import PYTHON_PLACES, Session, fake_driver, session, wait_until
 
 from gpuspawner.node.limits import build, launch
@@ -21,13 +21,6 @@ from gpuspawner.node.limits import build, launch
 guarded = pytest.mark.skipif(launch.probe() != "guarded", reason=f"no namespaces here: {launch.probe_reason()}")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start sessions of others")
 UNPRIVILEGED = 65534
-
-
-@pytest.fixture
-def driver(tmp_path: Path) -> build.DriverFiles:
-    folder = tmp_path / "driver"
-    folder.mkdir()
-    return fake_driver(folder)
 
 
 @pytest.fixture
@@ -44,18 +37,6 @@ def state(tmp_path: Path) -> Path:
 def ada(state: Path, driver: build.DriverFiles) -> Iterator[Session]:
     with session(state, driver) as made:
         yield made
-
-
-def _alive(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] not in "ZX"
-
-
-def _gone(pids: set[int]) -> Callable[[], bool]:
-    return lambda: not any(_alive(pid) for pid in pids)
 
 
 @guarded
@@ -252,7 +233,7 @@ def _with_children(ada: Session) -> tuple[subprocess.Popen[str], set[int]]:
 
     def sleeps() -> set[int]:
         pids = launch.session_pids(ada.folder)
-        names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids if _alive(pid)]
+        names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids if alive(pid)]
         return pids if sum(b"sleep\x00100" in name for name in names) == 3 else set()
 
     return process, wait_until(sleeps, "the children's start")
@@ -284,7 +265,7 @@ def test_children_that_went_their_own_way_end_with_the_server(ada: Session) -> N
     assert process.stdin is not None
     process.stdin.close()
     assert process.wait(20) == 0
-    wait_until(_gone(pids), "the end of all")
+    wait_until(gone(pids), "the end of all")
     assert not launch.session_alive(ada.folder)
     assert launch.session_pids(ada.folder) == set()
 
@@ -294,7 +275,7 @@ def test_kill_9_of_the_launcher_ends_everything(ada: Session) -> None:
     process.kill()
     process.wait(20)
     wait_until(lambda: not launch.session_alive(ada.folder), "the session's end")
-    assert _gone(pids)()  # the lock is held until the last one is gone
+    assert gone(pids)()  # the lock is held until the last one is gone
 
 
 @guarded
@@ -304,7 +285,7 @@ def test_the_lock_is_held_until_the_last_process_ended(ada: Session) -> None:
     process.kill()
     while launch.session_alive(ada.folder):
         pass
-    assert not any(_alive(pid) for pid in pids)
+    assert not any(alive(pid) for pid in pids)
 
 
 def test_a_session_does_not_start_twice_at_once_but_again(ada: Session) -> None:
@@ -349,7 +330,7 @@ def test_the_session_outlives_the_hub(ada: Session, tmp_path: Path) -> None:
     assert launch.session_alive(ada.folder)
     assert launch.session_pids(ada.folder) >= pids
     assert launch.end_session(ada.folder, 5)
-    wait_until(_gone(pids), "the end of all")
+    wait_until(gone(pids), "the end of all")
 
 
 def test_end_session_asks_first(ada: Session) -> None:
@@ -372,7 +353,7 @@ def test_end_session_insists(ada: Session) -> None:
     assert launch.end_session(ada.folder, 0.1)  # and again does no harm
 
 
-def test_a_session_that_never_ran_is_not_alive(ada: Session) -> None:
+def test_a_session_that_never_ran_is_notalive(ada: Session) -> None:
     assert not launch.session_alive(ada.folder)
     assert launch.session_pids(ada.folder) == set()
     assert launch.end_session(ada.folder, 1)
@@ -384,114 +365,6 @@ def test_asking_whether_it_lives_never_disturbs_a_start(ada: Session) -> None:
         while process.poll() is None:
             launch.session_alive(ada.folder)
         assert process.returncode == 0
-
-
-@as_root
-def test_an_ordinary_user_gets_the_same_by_user_namespaces(tmp_path: Path) -> None:
-    _in_child_as(UNPRIVILEGED, tmp_path, "guarded")
-
-
-@as_root
-def test_an_ordinary_user_needs_no_folder_of_ours_under_run(tmp_path: Path) -> None:
-    _in_child_as(UNPRIVILEGED, tmp_path, "guarded", bare_run=True)
-
-
-@as_root
-def test_without_namespaces_the_grade_is_advisory_and_the_session_still_ends_whole(tmp_path: Path) -> None:
-    _in_child_as(UNPRIVILEGED, tmp_path, "advisory")
-
-
-def _bare_run() -> None:
-    """In a mount namespace of this process's own: a /run with something in it, but nothing of ours."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    new_namespace, recursive_private = 0x00020000, 0x4000 | 0x40000
-    assert libc.unshare(new_namespace) == 0
-    assert libc.mount(b"none", b"/", None, recursive_private, None) == 0
-    assert libc.mount(b"none", b"/run", b"tmpfs", 0, b"mode=0755") == 0
-    Path("/run/theirs").mkdir()
-    Path("/run/theirs/file").write_text("theirs")
-    Path("/run/link").symlink_to("theirs/file")
-
-
-def _in_child_as(uid: int, tmp_path: Path, grade: str, bare_run: bool = False) -> None:
-    """Runs the tests that fit an ordinary user, in a child that is one; Python itself may lie where it cannot go."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_uid == 0 and folder.is_relative_to("/tmp/pytest-of-root"):
-            folder.chmod(0o755)
-    (tmp_path / "driver").mkdir()
-    made = fake_driver(tmp_path / "driver")
-    folder = tmp_path / "own"
-    folder.mkdir()
-    os.chown(folder, uid, uid)
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            if bare_run:
-                _bare_run()
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
-            os.chdir("/")
-            launch._probe.cache_clear()
-            if grade == "advisory":
-                launch._probe = lambda: ("advisory", "for a test")  # type: ignore[assignment]
-            problem = _ordinary(
-                folder, made, grade, "cat /run/link && test -e /run/gpuspawner/limits" if bare_run else "true"
-            )
-        except BaseException as error:
-            problem = repr(error)
-        os.write(write, problem.encode()[:4000])
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        problem = pipe.read()
-    os.waitpid(pid, 0)
-    if problem.startswith("skip"):
-        pytest.skip(problem)
-    assert problem == ""
-
-
-def _ordinary(folder: Path, driver: build.DriverFiles, grade: str, check: str) -> str:
-    state = folder / "state"
-    (state / "secrets").mkdir(parents=True)
-    (state / "secrets" / "token").write_text("a secret")
-    if launch._probe()[0] != grade:
-        return f"skip: {launch._probe()}"
-    plan = launch.SessionPlan(state / "node" / "s", state / "users" / "u", None, None, "u", driver, hide=[state])
-    made = launch.prepare(plan)
-    assert made.grade == grade
-    script = (
-        f"id -u; cat {state}/secrets/token 2>/dev/null || echo hidden; "
-        f"{check} || exit 4; setsid sleep 1000 & sleep 1001 & exit 3"
-    )
-    process = subprocess.Popen(
-        [*made.argv_prefix, "sh", "-c", script],
-        env={"PATH": "/usr/bin:/bin"} | made.env,
-        cwd=plan.home,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    out, _ = process.communicate(timeout=20)
-    secret = "hidden" if grade == "guarded" else "a secret"
-    assert out.split("\n")[:2] == [str(os.getuid()), secret], out
-    assert process.returncode == 3, process.returncode
-    assert not launch.session_alive(plan.session_dir)
-    again = subprocess.Popen(
-        [*made.argv_prefix, "sh", "-c", "setsid sleep 1002 & exec sleep 1003"], env={"PATH": "/usr/bin:/bin"} | made.env
-    )
-    wanted = 4 if grade == "guarded" else 2  # init, sh that became sleep, setsid that became sleep
-
-    def started() -> set[int]:
-        pids = launch.session_pids(plan.session_dir)
-        return pids if len(pids) >= wanted - 1 else set()
-
-    pids = wait_until(started, "the start")
-    again.kill()
-    again.wait(20)
-    wait_until(lambda: not launch.session_alive(plan.session_dir), "the end")
-    assert _gone(pids)()
-    return ""
 
 
 @as_root

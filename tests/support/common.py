@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -39,3 +40,17 @@ def free_ports(count: int) -> int:
                 one.close()
         return first
     raise AssertionError("no free ports")
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits for its parent does not."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def gone(pids: set[int]) -> Callable[[], bool]:
+    """Asks whether none of them runs any more."""
+    return lambda: not any(alive(pid) for pid in pids)

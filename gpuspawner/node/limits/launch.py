@@ -163,9 +163,9 @@ def _check(plan: SessionPlan) -> None:
         raise LaunchError(f"uid: given {plan.uid}, allowed is {os.geteuid()} (only root can start sessions of others)")
     if plan.home == plan.session_dir or plan.home in plan.session_dir.parents:
         raise LaunchError(f"session_dir: given {plan.session_dir}, allowed is a folder outside the home {plan.home}")
-    for _, path, library in plan.driver.behind():
-        if not path.is_file():
-            raise LaunchError(f"driver ({library}): given {path}, allowed is the path of a library that exists")
+    for name, library in (("driver.cuda", plan.driver.cuda), ("driver.nvml", plan.driver.nvml)):
+        if library is not None and not library.is_file():
+            raise LaunchError(f"{name}: given {library}, allowed is the path of a library that exists")
 
 
 def _ids(plan: SessionPlan) -> tuple[int, int]:

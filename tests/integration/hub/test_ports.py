@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from support.common import until
 from support.hub import Hub
+from support.stack import stack
 
 from gpuspawner.spawner import ports
 
@@ -90,3 +92,30 @@ def test_ports_stay_closed_while_nothing_of_gpuspawner_runs(own_hub: Hub) -> Non
     home = own_hub.stack.state / "users" / "mal"
     (found,) = until(lambda: list(home.rglob("found.json")), 60, "the session's attempts")
     assert json.loads(found.read_text()) == ["EACCES"] * 4
+
+
+# For the service alone: what it starts finds the machine as it is.
+_ADVISORY = """
+import sys
+if "gpuspawner.service" in sys.orig_argv:
+    from gpuspawner.node.limits import launch
+    launch._probe = lambda: ("advisory", "for a test")
+"""
+
+
+def test_where_no_namespace_parts_them_the_ports_are_closed_too(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_ADVISORY)
+    with stack(tmp_path / "state", env={"PYTHONPATH": str(tmp_path)}) as made:
+        hub = Hub(made)
+        with hub.user("mal") as mal:
+            mal.start({"share": "1/8"})
+            assert mal.session()["grade"] == "advisory"
+            kernel = mal.kernel()
+            kernel(_TRY)
+            refusals = {"EACCES", "EPROTONOSUPPORT", "EAFNOSUPPORT"}
+            for port in range(made.port, made.port + 4):
+                found = set(json.loads(kernel(f"print(json.dumps(attempts({port})))")))
+                assert "EACCES" in found
+                assert found <= refusals
+            assert json.loads(kernel("print(json.dumps(uring()))")) == "ENOSYS"
+            assert kernel("print(attempt(0))") == "taken\n"
