@@ -10,10 +10,9 @@ import contextlib
 import logging
 import os
 import shutil
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,6 +25,7 @@ from gpuspawner.node.activity import CardActivity
 from gpuspawner.node.admission import Admission
 from gpuspawner.node.arrivals import Arrivals
 from gpuspawner.node.compute import Compute
+from gpuspawner.node.contexts import Contexts
 from gpuspawner.node.drivers.base import Driver, DriverError
 from gpuspawner.node.drivers.machine import of_machine
 from gpuspawner.node.gate import Gate, Policy, gib, owner
@@ -33,7 +33,7 @@ from gpuspawner.node.hands import Hands
 from gpuspawner.node.health import Health
 from gpuspawner.node.health_watch import HealthWatch
 from gpuspawner.node.in_force import InForce
-from gpuspawner.node.limits import launch, measure
+from gpuspawner.node.limits import launch
 from gpuspawner.node.limits.choice import Enforcers
 from gpuspawner.node.limits.enforcer import Name, Resize
 from gpuspawner.node.offences import Notice
@@ -94,13 +94,13 @@ class Agent:
         self._cards = {card.uuid: card for card in self._driver.cards()}
         self._activity = CardActivity(self._driver)
         self._arrivals = Arrivals(self._driver, self._cards, clock)
-        self._files = files = driver_files(self._driver, self.cards())
+        files = driver_files(self._driver, self.cards())
         name = installation.short_name(state)
         self._enforcers = Enforcers(
             self.cards(), self._driver, self._sessions, name, guarded=self._guards_sessions(), names=enforcers
         )
         self._admission = Admission(self._cards, self._records, self._health, self._enforcers)
-        self._context_bytes = self._records.context_bytes() | self._measured()
+        self._contexts = Contexts(self._records, files)
         policy = policy or Policy()
         self._overuse = Overuse(policy, is_judged=self._shares_time, clock=clock)
         self._compute = Compute(
@@ -109,7 +109,7 @@ class Agent:
         self._in_force = InForce(
             self._cards,
             self._enforcers,
-            self._context_bytes,
+            self._contexts.bytes,
             folder_of=self._folder_of,
             frozen=lambda session: self._gate.frozen(session),
             part_of=self._compute.part_of,
@@ -124,7 +124,7 @@ class Agent:
             policy,
             folder_of=self._folder_of,
             allowed=self._in_force.allowed,
-            context_bytes=lambda card: self._context_bytes.get(card, 0),
+            context_bytes=lambda card: self._contexts.bytes.get(card, 0),
             freeze=lambda record: self._in_force.apply(record, record.eighths),
             clock=clock,
             presence=presence,
@@ -165,16 +165,6 @@ class Agent:
         """How strongly this machine can hold a session to its share."""
         return launch.probe()
 
-    def _measured(self, only: Collection[str] = ()) -> dict[str, int]:
-        """What a context takes on each card, measured now; nothing where that fails (a full card)."""
-        try:
-            measured = measure.context_bytes(self._files, only)
-        except (OSError, subprocess.SubprocessError) as error:
-            log.warning("What a context takes could not be measured: %s", error)
-            return {}
-        self._records.keep_context_bytes(measured)
-        return measured
-
     def _welcome(self, card: Card) -> None:
         """A card is there that was lost or absent before: what is on record for it is in force again from now on."""
         try:
@@ -182,9 +172,8 @@ class Agent:
         except GPUSpawnerError as error:
             log.warning("card %s is not served: %s", card.uuid, error)
             return
-        measured = self._measured([card.uuid])
+        self._contexts.measure([card.uuid])
         with self._lock:
-            self._context_bytes.update(measured)
             self._cards[card.uuid] = card
             for record in self._records.on(card.uuid):
                 self._in_force.apply(record, record.eighths if record.state == "live" else 0, insist=False)
