@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-from support.cluster import build
-from support.cluster.cluster import Cluster, cluster, why_not
+from support.cluster.cluster import Cluster
 from support.common import until
-
-
-@pytest.fixture(scope="module")
-def control_plane() -> Iterator[Cluster]:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    build.programs(["etcd", "kubernetes"])
-    with cluster(with_node=False) as made:
-        yield made
 
 
 def test_it_serves_what_shares_need(control_plane: Cluster) -> None:
