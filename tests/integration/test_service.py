@@ -17,10 +17,17 @@ CARD = 85_520_809_984
 _NO_NAMESPACES = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Machine]:
-    with machine(tmp_path) as made:
+@pytest.fixture(scope="module")
+def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    with machine(tmp_path_factory.mktemp("shared")) as made:
         yield made
+
+
+@pytest.fixture
+def node(shared_node: Machine) -> Iterator[Machine]:
+    """The machine with nobody on it."""
+    yield shared_node
+    shared_node.clear()
 
 
 def fill(program: SessionProgram, chunk: int) -> int:
@@ -119,18 +126,18 @@ def test_a_session_sees_one_card_and_a_session_of_two_sees_two(tmp_path: Path) -
         assert refused.status_code == 409
 
 
-def test_a_grow_that_does_not_fit_says_what_is_free(tmp_path: Path) -> None:
-    with machine(tmp_path, "1*h100-80gb") as node:
-        ann, program = node.start("ann", "1/4")
-        node.start("bob", "1/2")
-        refused = node.api.patch(f"/sessions/{ann['id']}", json={"share": "1"})
-        assert refused.status_code == 409
-        assert refused.json()["error"]["code"] == "no_room"
-        assert program("info()[1]") == CARD // 4
-        options = {option["share"]: option for option in node.api.get(f"/sessions/{ann['id']}").json()["options"]}
-        assert options["1/2"]["available"]
-        assert not options["1"]["available"]
-        assert options["1"]["reason"] == "Others hold 1/2 of this card."
+def test_a_grow_that_does_not_fit_says_what_is_free(node: Machine) -> None:
+    ann, program = node.start("ann", "1/4")
+    bob, _ = node.start("bob", "1/2")
+    assert bob["cards"] == ann["cards"]
+    refused = node.api.patch(f"/sessions/{ann['id']}", json={"share": "1"})
+    assert refused.status_code == 409
+    assert refused.json()["error"]["code"] == "no_room"
+    assert program("info()[1]") == CARD // 4
+    options = {option["share"]: option for option in node.api.get(f"/sessions/{ann['id']}").json()["options"]}
+    assert options["1/2"]["available"]
+    assert not options["1"]["available"]
+    assert options["1"]["reason"] == "Others hold 1/2 of this card."
 
 
 def test_eighths_come_back_when_the_last_process_is_killed(node: Machine) -> None:
@@ -189,12 +196,6 @@ def test_malformed_shares_are_refused_and_change_nothing(shared_node: Machine, s
     assert error["field"] == "share"
     assert "1/8, 1/4, 1/2" in error["message"]
     assert shared_node.free_eighths() == before
-
-
-@pytest.fixture(scope="module")
-def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    with machine(tmp_path_factory.mktemp("shared")) as made:
-        yield made
 
 
 @pytest.mark.parametrize(

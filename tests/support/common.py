@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
+_FIRST, _LAST = 20000, 32000
 
 
 def until(condition: Callable[[], T], timeout: float = 20.0, what: str | Callable[[], str] = "it") -> T:
@@ -26,8 +27,15 @@ def until(condition: Callable[[], T], timeout: float = 20.0, what: str | Callabl
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody listens on."""
-    for first in range(20000 + os.getpid() % 10000, 60000, count):
+    """The first of `count` ports in a row that nobody listens on.
+
+    Each process looks in a place of its own, since another one may be about to take what nobody listens on yet; and
+    below the ports that the machine gives to outgoing connections.
+    """
+    rows = (_LAST - _FIRST) // count
+    begin = os.getpid() * 16 % rows
+    for row in range(begin, begin + rows):
+        first = _FIRST + row % rows * count
         held: list[socket.socket] = []
         try:
             for port in range(first, first + count):

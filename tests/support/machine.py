@@ -186,6 +186,15 @@ class Machine:
         program(CUDA)
         return answer.json()["session"], program
 
+    def clear(self) -> None:
+        """End every session, and wait until nothing is held: the next test finds it as new, but for its ledger."""
+        for program in self.programs:
+            program.kill()
+        self.programs.clear()
+        for session in self.api.get("/sessions").json()["sessions"]:
+            self.api.delete(f"/sessions/{session['id']}")
+        until(lambda: not self.api.get("/sessions").json()["sessions"], 60, "every session's end")
+
     def free_eighths(self) -> int:
         """How many eighths could be started now, over all cards."""
         offers = self.api.get("/offers").json()["offers"]

@@ -12,6 +12,7 @@ from .service_words import NO_SESSION, UNREACHABLE, refusal_sentence, server_sen
 TIMEOUT = 30.0
 #: Bytes. A thousand ledger rows are less than half of a megabyte.
 _LARGEST_ANSWER = 8 << 20
+_UNREADABLE = "the GPU service gave an answer that cannot be read."
 
 
 class Refusal(Exception):
@@ -29,12 +30,21 @@ def session_id() -> str | None:
 
 def get_session(timeout: float = TIMEOUT) -> dict[str, Any]:
     """The session as the service sees it now. Raises `Refusal`."""
-    return _ask("GET", _session_path(), timeout=timeout)
+    return _session(_ask("GET", _session_path(), timeout=timeout))
 
 
 def patch_session(**wanted: Any) -> dict[str, Any]:
     """Ask for a change; returns `{"session", "applied_ms"}`. Raises `Refusal`."""
-    return _ask("PATCH", _session_path(), wanted)
+    answer = _ask("PATCH", _session_path(), wanted)
+    _session(answer.get("session"))
+    return answer
+
+
+def _session(answer: Any) -> dict[str, Any]:
+    """What is a session as the service tells them. Raises `Refusal`."""
+    if not isinstance(answer, dict) or not isinstance(answer.get("share"), str):
+        raise Refusal(_UNREADABLE)
+    return answer
 
 
 def get_events(limit: int) -> list[dict[str, Any]]:
@@ -72,13 +82,15 @@ def _ask(method: str, path: str, body: dict[str, Any] | None = None, timeout: fl
         try:
             with opener.open(request, timeout=timeout) as answer:
                 raw = answer.read(_LARGEST_ANSWER)
+                if answer.length:
+                    raise http.client.IncompleteRead(raw, answer.length)
         except urllib.error.HTTPError as error:
             raise _refusal(error.code, error.read(_LARGEST_ANSWER)) from None
         parsed = json.loads(raw)
     except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
         raise Refusal(UNREACHABLE) from error  # whoever answers there is not the service
     if not isinstance(parsed, dict):
-        raise Refusal("the GPU service gave an answer that cannot be read.")
+        raise Refusal(_UNREADABLE)
     return parsed
 
 

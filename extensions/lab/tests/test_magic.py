@@ -123,13 +123,23 @@ def test_broken_services_are_one_line(session: Service, capsys: pytest.CaptureFi
     [
         b"SSH-2.0-OpenSSH_9.2\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
         b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\n{}",
         b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000,
         b"HTTP/1.1 403 Forbidden\r\n\r\n" + b"[" * 100_000,
         b"HTTP/1.1 200 OK\r\n" + b"X: " + b"x" * 100_000 + b"\r\n\r\n{}",
         b"",
     ],
-    ids=["another protocol", "cut", "a refusal that is cut", "deep", "a deep refusal", "a long header", "nothing"],
+    ids=[
+        "another protocol",
+        "cut",
+        "no session",
+        "a refusal that is cut",
+        "deep",
+        "a deep refusal",
+        "a long header",
+        "nothing",
+    ],
 )
 def test_another_program_on_the_services_port_is_one_line(
     session: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: bytes
@@ -138,13 +148,17 @@ def test_another_program_on_the_services_port_is_one_line(
         monkeypatch.setenv("GPUSPAWNER_SERVICE_URL", f"http://127.0.0.1:{listener.getsockname()[1]}/api/v1")
 
         def serve() -> None:
-            with listener.accept()[0] as connection, contextlib.suppress(OSError):  # where it is not read to the end
-                connection.recv(65536)
-                connection.sendall(answer)
+            with contextlib.suppress(OSError):  # the end of the test
+                while True:
+                    connection, _ = listener.accept()
+                    with connection, contextlib.suppress(OSError):  # where it is not read to the end
+                        connection.recv(65536)
+                        connection.sendall(answer)
 
         server = threading.Thread(target=serve, daemon=True)
         server.start()
         magic.run("resize 1/2")
+        listener.shutdown(socket.SHUT_RDWR)
         server.join()
     assert line(capsys).startswith("%gpu: ")
 
