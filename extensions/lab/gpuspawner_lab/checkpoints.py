@@ -189,7 +189,7 @@ def _state(read: dict[str, Any], name: str) -> dict[str, Any]:
             for row in map(_answer, answers[-MOST_REQUESTS:] if isinstance(answers, list) else [])
             if row is not None
         ],
-        "problem": None,
+        "problem": _text(read.get("alarm")),
     }
 
 

@@ -22,7 +22,8 @@ from gpuspawner_runtime.checkpoint.parts import Parts
 from gpuspawner_runtime.checkpoint.place import place_of
 from gpuspawner_runtime.checkpoint.remote import Remote
 from gpuspawner_runtime.checkpoint.staging import Copying, Memory, Snapshot, fitting
-from gpuspawner_runtime.checkpoint.store import Entry, Skipped, Store
+from gpuspawner_runtime.checkpoint.store import NAME, Entry, Skipped, Store
+from gpuspawner_runtime.checkpoint.tree import Split
 from gpuspawner_runtime.errors import RuntimeFault
 from gpuspawner_runtime.notices import INTERRUPT, Notices
 from gpuspawner_runtime.ranks import Ranks
@@ -49,6 +50,7 @@ class Checkpointer:
         every: float | None = None,
         title: str | None = None,
         fresh: bool = False,
+        steps_alone: bool = False,
     ) -> None:
         self.name, self.parts = name, parts
         folder, url = place_of(name, store)
@@ -79,6 +81,8 @@ class Checkpointer:
         self._restore: dict[str, Any] | None = None
         self._attending = threading.Event()
         self._saved_at = -1
+        self._saving = False
+        self._steps_alone = steps_alone  # nobody says when a step begins: one is under way at any time
         self._jobs = 0
         self._outcomes: dict[int, str | None] = {}
         self._lock: RunLock | None = None
@@ -109,6 +113,7 @@ class Checkpointer:
                 self._resume()
             elif first:
                 self._failures = 0
+            Split(self._tree())  # what cannot be saved is said now, and not when the first checkpoint is due
             if first:
                 (self._store.folder / _OPENED).touch()
                 self._attendant = threading.Thread(target=self._attend_panel, name="checkpoint-panel", daemon=True)
@@ -120,7 +125,8 @@ class Checkpointer:
         self.parts.before_update(self._before_update)
         self.notices.busy = False
         self.notices.install()
-        self.next_due = time.monotonic() + (min(_FIRST, self.every) if self.every else _FIRST)
+        self.parts.step_ended()
+        self.next_due = time.monotonic() + (_FIRST if self.every is None else self.every)
         self._publish_state()
 
     @property
@@ -147,7 +153,7 @@ class Checkpointer:
         if self.closed:
             return
         try:
-            if save and self.clean and self._saved_at != self.steps and self.steps:
+            if save and self._unsaved and self.clean:
                 self.save(wait=True)
             self._wait_copied()
         finally:
@@ -238,6 +244,10 @@ class Checkpointer:
     # -- the loop
 
     @property
+    def _unsaved(self) -> bool:
+        return self.steps > 0 and self._saved_at != self.steps and not self._saving
+
+    @property
     def clean(self) -> bool:
         """Whether the state is that of the end of a step."""
         return not self.notices.busy or self.parts.unchanged()
@@ -257,9 +267,12 @@ class Checkpointer:
             wish = _DUE
         agreed = self.ranks.agree(wish, self._step_times[-1])
         self.parts.step_ended()
-        self.notices.busy = False
+        self.notices.busy = True  # a signal during a save waits for its end
         if agreed:
             self._attend(agreed)
+        self.notices.busy = self._steps_alone
+        if self.ranks.world == 1 and self.notices.pending:
+            self._attend(self.notices.pending)
         self._last_step = time.monotonic()
 
     def _due(self, moment: float) -> bool:
@@ -282,8 +295,8 @@ class Checkpointer:
             self.notices.done()
 
     def _save_now(self) -> None:
-        """From a signal's handler, outside of a step."""
-        if self.ranks.world == 1 and not self.closed and self._saved_at != self.steps and self.steps:
+        """From a signal's handler, between two steps or in the middle of a long one."""
+        if self.ranks.world == 1 and not self.closed and self._unsaved and self.clean:
             with contextlib.suppress(RuntimeFault):
                 self.save(wait=True)
 
@@ -292,6 +305,17 @@ class Checkpointer:
     def save(self, name: str | None = None, wait: bool = False) -> str | None:
         """Save now; `wait`: until it is durable. Returns the checkpoint's name, or None if it failed (see `alarm`).
         Every rank must call it at the same step."""
+        if name is not None and not NAME.fullmatch(name):
+            raise RuntimeFault(f"name: {name!r:.60} is no name for a checkpoint.", field="name", given=name)
+        if self._saving:
+            return None
+        self._saving = True
+        try:
+            return self._save(name, wait)
+        finally:
+            self._saving = False
+
+    def _save(self, name: str | None, wait: bool) -> str | None:
         assert self._writer is not None
         began = time.monotonic()
         careful = self._careful or wait
@@ -554,4 +578,4 @@ def autocheckpoint(
     `fresh`: begin anew. Raises `RuntimeFault`.
     """
     made = Parts(model, optimizer, {"scheduler": scheduler, "scaler": scaler, **(parts or {})}, state)
-    return Checkpointer(name, made, store=store, keep=keep, every=every, title=title, fresh=fresh)
+    return Checkpointer(name, made, store=store, keep=keep, every=every, title=title, fresh=fresh, steps_alone=True)

@@ -138,8 +138,17 @@ class Feed:
             if self.moved:
                 return
             self.done()
-        self.epoch, self.batch, self._start, self._rest = self.epoch + 1, 0, None, None
-        self._stream = None
+        self._next_epoch()
+
+    def _next_epoch(self) -> None:
+        self.epoch += 1
+        self.batch = self._yielded = 0
+        self._start = self._stream = self._rest = None
+
+    def settle(self) -> None:
+        """Stopped behind the last batch of an epoch, it is at the beginning of the next one."""
+        if self.batch and self._rest is None and self.batch == length(self.loader):
+            self._next_epoch()
 
     def done(self) -> None:
         """The batch that was given last is done."""

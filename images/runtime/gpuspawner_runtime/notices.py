@@ -27,7 +27,8 @@ _LOOK_EVERY = 0.5
 
 
 class Notices:
-    """Listens while installed. `busy`: a step is under way; `act(wish)` is called in the main thread when none is."""
+    """Listens while installed. `busy`: a step is under way, and what is asked for waits for its end. Otherwise, and
+    when it is asked twice or a step does not end, `act()` is called in the main thread, which saves if it can."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         self.busy = False
@@ -57,7 +58,9 @@ class Notices:
             self._before.clear()
 
     def look(self) -> int:
-        """What is asked for now."""
+        """What is asked for now. A notebook sets SIGINT anew for each cell: here it is taken over again."""
+        if self._before and signal.getsignal(signal.SIGINT) != self._on_signal:
+            self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_signal)
         now = time.monotonic()
         if self._file and now - self._looked >= _LOOK_EVERY:
             self._looked = now
@@ -65,6 +68,8 @@ class Notices:
             if mark is not None and mark != self._seen:
                 self.pending = max(self.pending, NOTICE)
             self._seen = mark
+        if self.pending:
+            self._stop_timer()  # the step has ended in time; the save that follows takes what it takes
         return self.pending
 
     def done(self) -> None:
@@ -85,8 +90,7 @@ class Notices:
         again = wish in (INTERRUPT, TERMINATE) and self.pending >= wish
         self.pending = max(self.pending, wish)
         if not self.busy or again:
-            if not self.busy:
-                self._act()
+            self._act()
             self.done()
         elif wish != NOTICE:
             self._timer = threading.Timer(GRACE[signal.Signals(number)], self._overdue, (number,))

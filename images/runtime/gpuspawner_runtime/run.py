@@ -65,6 +65,8 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self.feed is not None:
+            self.feed.settle()
         done = self.feed is None or self.feed.epoch >= self.epochs_wanted
         stopped = error is None or isinstance(error, KeyboardInterrupt)
         self.close("failed" if not stopped else "ended" if done else "paused")
@@ -102,6 +104,7 @@ class Run:
             raise RuntimeFault("The run has no loader: give run(..., loader=...) or use step alone.", field="loader")
         self._opened()
         feed, one = self.feed, self._one_epoch
+        feed.settle()
         if feed.epoch >= self.epochs_wanted and not one:
             print(f"{self.name}: all {self.epochs_wanted} epochs are done; epochs=N with a larger N goes on.")
         begun = feed.epoch
@@ -122,9 +125,11 @@ class Run:
             self.epochs_wanted = _whole("epochs", count)
         self._one_epoch = True
         try:
+            self.feed.settle()
             while self.feed.epoch < self.epochs_wanted:
                 before = (self.feed.epoch, self.feed.batch)
                 yield self.feed.epoch
+                self.feed.settle()
                 if (self.feed.epoch, self.feed.batch) == before:
                     raise RuntimeFault(
                         "epochs() goes with `for batch in r:` inside, which did not run.", code="usage", field="epochs"

@@ -14,6 +14,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from gpuspawner_runtime.priority import current as current_priority
+
 FORMAT = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,99}", re.ASCII)
 ACTIONS = ("restore", "pin", "unpin")
@@ -52,6 +54,7 @@ class StateFile:
             "status": status,
             "updated": now(),
             "next_due": next_due,
+            "priority": current_priority(),
             "alarm": alarm[:_LONGEST_TEXT] if alarm else None,
             "checkpoints": checkpoints[-_MOST_CHECKPOINTS:],
             "answers": list(self._answers),
