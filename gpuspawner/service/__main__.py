@@ -16,11 +16,11 @@ import uvicorn
 from jupyterhub.services.auth import HubAuth
 
 from gpuspawner.errors import GPUSpawnerError, Unavailable
-from gpuspawner.fleet.local import LocalFleet
 from gpuspawner.idle import IdleTimes
 from gpuspawner.service.app import create_app
 from gpuspawner.service.auth import TOKEN_CACHE_SECONDS, Authenticator
 from gpuspawner.service.database import open_database
+from gpuspawner.service.place import Place
 from gpuspawner.service.sessions import SessionService
 from gpuspawner.service.store import Store
 from gpuspawner.service.tariff import Tariff
@@ -35,18 +35,19 @@ def main() -> int:
     os.umask(0o022)
     try:
         settings = Settings.from_env()
-        token = settings.secret("service_token")
+        place = Place.from_env(settings)
+        token = place.token
         folder = settings.state / "service"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         tariff = Tariff()
         url = os.environ.get("GPUSPAWNER_DATABASE_URL") or f"sqlite:///{folder / 'service.sqlite'}"
         store = Store(open_database(url), tariff)
-        sessions = SessionService(LocalFleet(settings.state), store, IdleTimes.from_env())
-        sockets = [_port(settings.service_port), _private_socket(settings.service_socket)]
+        sessions = SessionService(place.open_fleet(settings), store, IdleTimes.from_env())
+        sockets = [_port(place.host, settings.service_port), _private_socket(settings.service_socket)]
     except (GPUSpawnerError, OSError) as error:
         print(f"gpuspawner service: {error}", file=sys.stderr)
         return 1
-    hub_auth = HubAuth(api_token=token, api_url=settings.hub_api, cache_max_age=TOKEN_CACHE_SECONDS)
+    hub_auth = HubAuth(api_token=token, api_url=place.hub_api, cache_max_age=TOKEN_CACHE_SECONDS)
     app = create_app(
         sessions,
         Authenticator(hub_auth, token),
@@ -68,12 +69,13 @@ def _answer_promptly() -> None:
     gc.freeze()
 
 
-def _port(port: int) -> socket.socket:
+def _port(host: str, port: int) -> socket.socket:
     # The protocol by name: asyncio sends small answers at once (TCP_NODELAY) only on a socket that says it is TCP's.
     # Else the second part of each answer waits for the first one's acknowledgement, 40 ms.
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", port))
+    listener.bind((host, port))
     return listener
 
 
