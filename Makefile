@@ -107,7 +107,7 @@ $(STAMPS)/package: pyproject.toml | $(STAMPS)/runtime
 $(STAMPS)/proxy: package.json package-lock.json
 	@mkdir -p $(STAMPS); tools/needs
 	@echo "== configurable-http-proxy"
-	@npm ci --no-audit --no-fund --loglevel=error
+	@npm ci --no-audit --no-fund --no-update-notifier --loglevel=error >/dev/null
 	@touch $@
 
 $(STAMPS)/simulation: $(simulation_src)
@@ -125,12 +125,12 @@ $(STAMPS)/limits: $(limits_src)
 $(STAMPS)/lab-modules: extensions/lab/package.json extensions/lab/package-lock.json
 	@mkdir -p $(STAMPS); tools/needs
 	@echo "== Lab extension: packages"
-	@cd extensions/lab && npm ci --no-audit --no-fund --loglevel=error
+	@cd extensions/lab && npm ci --no-audit --no-fund --no-update-notifier --loglevel=error >/dev/null
 	@touch $@
 
 $(STAMPS)/lab-build: $(STAMPS)/lab-modules $(lab_src) | $(STAMPS)/runtime
 	@echo "== Lab extension: build"
-	@cd extensions/lab && npm run -s build
+	@said=$$(cd extensions/lab && npm run -s build 2>&1) || { echo "$$said" >&2; exit 1; }
 	@touch $@
 
 $(STAMPS)/lab: $(STAMPS)/lab-build $(lab_py) extensions/lab/pyproject.toml | $(STAMPS)/package

@@ -469,7 +469,7 @@ class Agent:
                 raise Unavailable("The driver does not say how much memory is in use, so nothing was changed.")
             if used > allowed:
                 raise InUse(
-                    f"Free {used - allowed:,} bytes ({gib(used - allowed)}) first: {gib(used)} are in use and "
+                    f"Free {gib(used - allowed)} first: {gib(used)} are in use and "
                     f"{eighths_text(eighths)} of the card allows {allowed / 2**30:.2f} GiB. Nothing was changed.",
                     need_to_free_bytes=used - allowed,
                     used_bytes=used,

@@ -234,6 +234,13 @@ def test_every_page_is_accessible_and_fits_a_phone(
         assert page.evaluate("document.documentElement.scrollWidth") <= 320, name
         page.set_viewport_size({"width": 1280, "height": 800})
 
+    page.goto(hub.url)
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    expect(page.locator("#gpu-sign-in")).to_contain_text("Choose any name.")
+    page.set_viewport_size({"width": 320, "height": 640})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+    page.screenshot(path=ROOT / "test-output" / "images" / f"sign-in-{scheme}.png")
+    page.set_viewport_size({"width": 1280, "height": 800})
     sign_in(page, hub, user)
     expect(page.locator("#gpu-fresh.live")).to_be_visible()
     page.get_by_text("More choices").click()

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, WebSocketRoute, expect
 from support.common import until
+from support.compute import compiled
 from support.pages import put, run_in_kernel, start_lab
-from support.stack import Stack
+from support.stack import Stack, stack
 
 pytestmark = [pytest.mark.browser, pytest.mark.hub, pytest.mark.timeout(420)]
 
@@ -25,6 +26,13 @@ _cu.cuInit(0)
 _, _context = _cu.cuDevicePrimaryCtxRetain(_cu.cuDeviceGet(0)[1])
 _cu.cuCtxSetCurrent(_context)
 """
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The whole stack on two simulated cards on which launches take time."""
+    with stack(tmp_path_factory.mktemp("hub"), env={"GPUSPAWNER_SIMULATED_TIMED": "yes"}) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +135,20 @@ def test_resize_by_keyboard(lab: Page, panel: Locator, hub: Stack, pictures: Pat
     with hub.service() as service:
         (session,) = service.get("/sessions", params={"user": "pia"}).json()["sessions"]
     assert session["share"] == "1/2"
+
+
+def test_kernels_on_the_card_show_as_its_utilisation(lab: Page, panel: Locator, hub: Stack, tmp_path: Path) -> None:
+    put(hub, "pia", "compute", compiled(tmp_path).read_bytes(), 0o755)
+    value = panel.locator(".jp-gpu-reading", has_text="Utilisation").locator(".jp-gpu-value")
+    expect(value).to_have_text("0 %")
+    run_in_kernel(
+        lab,
+        "import subprocess\nload = subprocess.Popen(['./compute', '1000', 'plain', '0'], stdout=subprocess.PIPE)\n"
+        "assert load.stdout.readline() == b'ready\\n'",
+    )
+    expect(value).to_have_text(re.compile(r"^([3-9]\d|100) %$"))  # of a share of 1/2
+    run_in_kernel(lab, "load.kill(); load.wait()")
+    expect(value).to_have_text("0 %")
 
 
 def test_the_memory_of_a_notebook_and_a_shrink_that_its_caches_allow(lab: Page, panel: Locator, pictures: Path) -> None:

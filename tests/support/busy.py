@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-from .compute import HERE
+from .compute import compiled
 from .machine import Machine, SessionProgram
 
 _COMPUTE = """
@@ -27,8 +26,7 @@ class Busy:
 
     def __init__(self, folder: Path, made: Machine) -> None:
         self.machine = made
-        self.program = folder / "compute"
-        subprocess.run(["cc", "-O1", "-o", self.program, HERE / "compute.c", "-ldl"], check=True)
+        self.program = compiled(folder)
 
     def prepare(self, user: str, share: str, **more: object) -> tuple[dict[str, Any], SessionProgram]:
         """A session in whose program `compute(microseconds, how, **environment)` starts kernels that take so long."""

@@ -18,6 +18,13 @@ HERE = Path(__file__).parent
 MEMORY = 8 << 30
 
 
+def compiled(folder: Path) -> Path:
+    """The program of compute.c, built in `folder`."""
+    program = folder / "compute"
+    subprocess.run(["cc", "-O1", "-o", program, HERE / "compute.c", "-ldl"], check=True)
+    return program
+
+
 class Group:
     """Processes with one budget: those of a session, without its namespace."""
 
@@ -73,8 +80,7 @@ class Ground:
     def __init__(self, folder: Path, cards: SimulatedCards) -> None:
         self.folder = folder
         self.cards = cards
-        self.program = folder / "compute"
-        subprocess.run(["cc", "-O1", "-o", self.program, HERE / "compute.c", "-ldl"], check=True)
+        self.program = compiled(folder)
         self._shim = build.host_flavour(
             build.DriverFiles(BIN / "libcuda.so.1", BIN / "libnvidia-ml.so.1"), folder / "shim"
         )

@@ -114,11 +114,11 @@ class Kernel:
         assert answer.status_code == 201, answer.text
         self.id = answer.json()["id"]
 
-    def __call__(self, code: str) -> str:
-        """Run `code`; what it printed. AssertionError if it raised."""
-        return asyncio.run(self._run(code))
+    def __call__(self, code: str, within: float = 60) -> str:
+        """Run `code`; what it printed. AssertionError if it raised, TimeoutError after `within` seconds."""
+        return asyncio.run(self._run(code, within))
 
-    async def _run(self, code: str) -> str:
+    async def _run(self, code: str, within: float) -> str:
         address = f"{self.base}api/kernels/{self.id}/channels".replace("http:", "ws:")
         socket = await websocket_connect(HTTPRequest(address, headers=self.headers))
         sent = uuid.uuid4().hex
@@ -127,7 +127,7 @@ class Kernel:
         message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
         await socket.write_message(json.dumps(message))
         printed = ""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(within):
             while True:
                 raw = await socket.read_message()
                 assert raw is not None, "the kernel's socket was closed"

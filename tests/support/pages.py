@@ -50,14 +50,15 @@ def start_lab(page: Page, hub: Stack, user: str, share: str) -> None:
     expect(page.get_by_role("contentinfo")).to_contain_text("tour.ipynb", timeout=90_000)
 
 
-def put(hub: Stack, user: str, name: str, content: str) -> Path:
+def put(hub: Stack, user: str, name: str, content: str | bytes, mode: int = 0o644) -> Path:
     """Write a file into a user's home as the user would: whole, and theirs."""
     home = hub.state / "users" / user
     path = home / name
     missing = [folder for folder in (path.parent, *path.parents) if home in folder.parents and not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(content)
+    partial.write_bytes(content.encode() if isinstance(content, str) else content)
+    partial.chmod(mode)
     if os.geteuid() == 0:
         owner = home.stat()
         for made in (*missing, partial):

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,13 @@ class Browser(httpx.Client):
 
 
 class Stack:
-    """`gpuspawner up` as a process. `output` is what it printed so far."""
+    """`gpuspawner up` as a process, or `command`. `output` is what it printed so far."""
 
-    def __init__(self, state: Path, cards: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, state: Path, cards: str, env: dict[str, str] | None = None, command: Sequence[str] | None = None
+    ) -> None:
         self.state = state
+        self.start_command = command or [PYTHON, "-m", "gpuspawner.cli", "up"]
         self.port = free_ports(4)
         self.url = f"http://127.0.0.1:{self.port}"
         self.output = ""
@@ -59,7 +62,7 @@ class Stack:
     def up(self) -> None:
         """Start it, and wait until it has printed the address."""
         self.process = subprocess.Popen(
-            [PYTHON, "-m", "gpuspawner.cli", "up"],
+            self.start_command,
             env=self.env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

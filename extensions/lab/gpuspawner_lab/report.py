@@ -52,7 +52,10 @@ class Status:
         name = name or ", ".join(sorted({card["name"] for card in session.get("cards", [])})) or "unknown card"
         if session.get("simulated") and "simulated" not in name:
             name += " (simulated)"
-        return f"GPU {session.get('share') or '–'} of {name}"
+        share = str(session.get("share") or "–")
+        if share == "1":
+            return f"Whole GPU: {name}"
+        return f"{share} GPUs: {name}" if share.isdigit() else f"GPU {share} of {name}"
 
     def rows(self) -> list[tuple[str, str]]:
         """Name and value of each line."""

@@ -19,9 +19,8 @@ export function Checkpoints(props: { state: State; now: number; onAsk: OnCheckpo
   if (runs.length === 0) {
     return (
       <p className="jp-gpu-quiet">
-        No run has saved a checkpoint here yet. A program that writes{' '}
-        <code>~/.local/state/gpuspawner-runtime/runs/NAME/state.json</code> appears here, and its checkpoints can be
-        restored and pinned.
+        No run has saved a checkpoint here yet. Training that saves them by the library <code>gpuspawner-runtime</code>{' '}
+        appears here by itself, and its checkpoints can then be restored and pinned.
       </p>
     );
   }

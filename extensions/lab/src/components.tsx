@@ -33,7 +33,7 @@ export function StatusLine(props: {
       aria-label={spoken(state)}
       onClick={props.onOpen}
     >
-      <span className="jp-gpu-share">{none ? 'No card' : `GPU ${v.share ?? format.UNKNOWN}`}</span>
+      <span className="jp-gpu-share">{none ? 'No card' : format.heldShare(v.share ?? format.UNKNOWN)}</span>
       {!none && (
         <>
           <span className="jp-gpu-bar" aria-hidden="true">
@@ -174,7 +174,7 @@ function Title(props: { v: View }): React.JSX.Element {
   return (
     <header>
       <h2 className="jp-gpu-title">
-        <span>{v.share === null ? 'GPU share' : `GPU ${v.share}`}</span>
+        <span>{v.share === null ? 'GPU share' : format.heldShare(v.share)}</span>
         {v.simulated && (
           <span className="jp-gpu-chip" title={format.SIMULATED_MEANING}>
             simulated

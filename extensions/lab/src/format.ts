@@ -141,6 +141,19 @@ export function milliseconds(value: number | null | undefined): string {
   return `${value < 10 ? value.toFixed(1) : Math.round(value)} ms`;
 }
 
+/** A share within a sentence. */
+export function shownShare(share: string): string {
+  return share === '1' ? 'the whole card' : share;
+}
+
+/** What the server holds, as a title. A bare 1 would be read as the number of a card. */
+export function heldShare(share: string): string {
+  if (share === '1') {
+    return 'Whole GPU';
+  }
+  return /^\d+$/.test(share) ? `${share} GPUs` : `GPU ${share}`;
+}
+
 /** A share in words for people who listen: `1/4` is read as a date by many screen readers. */
 export function spokenShare(share: string | null | undefined): string {
   switch (share) {

@@ -109,7 +109,9 @@ export function ResizeForm(props: {
       <p className="jp-gpu-note">
         {session.cards.length > 1
           ? 'This session holds whole cards; several cards are not resized while running.'
-          : 'This session cannot be resized now.'}
+          : session.resize === 'restart'
+            ? 'This share is a slice of a card, whose size changes by a new start: save your work, stop the server, and start it with another share.'
+            : 'This session cannot be resized now.'}
       </p>
     );
   }
@@ -145,9 +147,9 @@ export function ResizeForm(props: {
       {/* Not `disabled`, which would take the keyboard's focus out of the panel in mid-resize. */}
       <button type="submit" className="jp-mod-styled jp-mod-accept jp-gpu-submit" aria-disabled={!ready}>
         {running
-          ? `Resizing to ${resize.share}…`
+          ? `Resizing to ${format.shownShare(resize.share)}…`
           : option && !option.current
-            ? `Resize to ${option.share}`
+            ? `Resize to ${format.shownShare(option.share)}`
             : 'Choose another size'}
       </button>
       {running && <div className="jp-gpu-progress" aria-hidden="true" />}
@@ -225,7 +227,7 @@ function Choice(props: {
         }
         onChange={() => props.onWant(option.share)}
       />
-      <span className="jp-gpu-choice-share">{option.share}</span>
+      <span className="jp-gpu-choice-share">{option.share === '1' ? 'whole' : option.share}</span>
       <span className="jp-gpu-choice-memory">{format.gib(option.memory_bytes)} GiB</span>
       <span className="jp-gpu-choice-price">{format.price(option.price_per_hour, props.currency)}</span>
       {why && <span className="jp-gpu-choice-why">{why}</span>}

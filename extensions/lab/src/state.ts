@@ -61,7 +61,10 @@ export function reduce(state: State, action: Action): State {
         return { ...INITIAL, presence: 'none' };
       }
       const detail = action.status.detail ?? state.detail;
-      return { ...state, presence: 'session', session, telemetry, detail, stale: false, fault: null };
+      // What came of a resize is no longer true when the share was changed elsewhere since.
+      const over = state.resize.phase !== 'running' && session?.share !== state.session?.share;
+      const resize: State['resize'] = over ? { phase: 'idle' } : state.resize;
+      return { ...state, presence: 'session', session, telemetry, detail, resize, stale: false, fault: null };
     }
     case 'status-failed': {
       const told = action.status;
@@ -103,7 +106,7 @@ export function reduce(state: State, action: Action): State {
         resize: {
           phase: 'done',
           message: [
-            `Resized from ${action.from} to ${session.share}${took}: ${format.gib(session.memory_bytes)} GiB allowed. Kernels kept running.`,
+            `Resized from ${format.shownShare(action.from)} to ${format.shownShare(session.share)}${took}: ${format.gib(session.memory_bytes)} GiB allowed. Kernels kept running.`,
             ...(notes ?? [])
           ].join(' ')
         }

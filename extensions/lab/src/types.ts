@@ -45,6 +45,8 @@ export interface Session {
   grade: string | null;
   simulated: boolean;
   resizable: boolean;
+  /** How a resize is done: live, by a restart, or not at all. */
+  resize?: string;
   options: Option[];
   free_eighths?: number | null;
   burst?: boolean | null;

@@ -50,6 +50,14 @@ def test_status_in_a_terminal(session: Service) -> None:
     assert "resize 1\n" not in text  # others hold a quarter, so the whole card is not offered
 
 
+@pytest.mark.parametrize(
+    ("share", "title"),
+    [("1/4", "GPU 1/4 of H100"), ("1", "Whole GPU: H100"), ("2", "2 GPUs: H100"), (None, "GPU – of H100")],
+)
+def test_a_whole_card_is_not_called_by_a_number(share: str | None, title: str) -> None:
+    assert Status({"share": share, "cards": [{"name": "H100"}]}).title() == title
+
+
 def test_status_in_a_notebook_escapes_what_it_shows() -> None:
     status = Status({"share": "1/4", "cards": [{"name": "<b>card</b>"}], "simulated": True})
     html = status._repr_html_()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import websocket
 from support.common import until
+from support.compute import compiled
 from support.hub import Hub, User
+from support.pages import put
 from support.stack import stack
 
 pytestmark = [pytest.mark.hub, pytest.mark.timeout(400)]
@@ -23,6 +26,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         "GPUSPAWNER_IDLE_SHRINK_SECONDS": str(SHRINK),
         "GPUSPAWNER_IDLE_CULL_SECONDS": str(CULL),
         "GPUSPAWNER_IDLE_CHECK_SECONDS": "1",
+        "GPUSPAWNER_SIMULATED_TIMED": "yes",
     }
     with stack(tmp_path_factory.mktemp("idle"), env=env) as made:
         yield Hub(made)
@@ -30,6 +34,10 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 
 def notices(user: User) -> dict[str, str]:
     return {notice["code"]: notice["message"] for notice in user.session()["notices"]}
+
+
+def token_of(user: User) -> dict[str, str]:
+    return {"Authorization": f"token {user.hub.stack.token(user.name)}"}
 
 
 def open_tab(user: User) -> websocket.WebSocket:
@@ -41,13 +49,34 @@ def open_tab(user: User) -> websocket.WebSocket:
     )
 
 
+def launch_without_end(user: User, program: Path) -> None:
+    """Kernels on the user's card, launched by a program that no Jupyter kernel or terminal waits for."""
+    put(user.hub.stack, user.name, "compute", program.read_bytes(), 0o755)
+    code = (
+        "import subprocess\n"
+        "load = subprocess.Popen(['./compute', '2000', 'sync', '0'], stdout=-1, start_new_session=True)\n"
+        "print(load.stdout.readline())"
+    )
+    assert user.kernel()(code) == "b'ready\\n'\n"
+
+
+#: Five hours of training, as a kernel sees it: it ends when the test says so.
+TRAINING = """
+import time
+from pathlib import Path
+ended = time.monotonic() + 300
+while not Path("go").exists() and time.monotonic() < ended:
+    time.sleep(0.05)
+"""
+
+
 @pytest.mark.case("hub-14")
-def test_the_idle_are_warned_shrunk_and_culled_and_the_busy_are_not(hub: Hub) -> None:
-    with hub.user("tab") as tab, hub.user("cpu") as cpu:
+def test_the_idle_are_warned_shrunk_and_culled_and_the_busy_are_not(hub: Hub, tmp_path: Path) -> None:
+    with hub.user("tab") as tab, hub.user("cpu") as cpu, hub.user("gpu") as gpu:
+        gpu.start({"share": "1/4"})
+        launch_without_end(gpu, compiled(tmp_path))
         cpu.start({"share": "1/4"})
-        # five hours of training, the browser closed
-        kernel = cpu.kernel()
-        training = threading.Thread(target=kernel, args=("import time; time.sleep(55); print('trained')",))
+        training = threading.Thread(target=cpu.kernel(), args=(TRAINING, 330))  # the browser closed
         training.start()
         idle = tab.start({"share": "1/2"})
         socket = open_tab(tab)
@@ -55,9 +84,9 @@ def test_the_idle_are_warned_shrunk_and_culled_and_the_busy_are_not(hub: Hub) ->
 
         def look() -> None:
             while not looking.wait(1):
-                tab.browser.get("/user/tab/gpuspawner/api/status", headers=kernel_headers)
+                tab.browser.get("/user/tab/gpuspawner/api/status", headers=headers)
 
-        kernel_headers = {"Authorization": f"token {hub.stack.token('tab')}"}
+        headers = token_of(tab)
         looker = threading.Thread(target=look)
         looker.start()
         try:
@@ -81,8 +110,12 @@ def test_the_idle_are_warned_shrunk_and_culled_and_the_busy_are_not(hub: Hub) ->
         assert rows[2]["actor"] == "node"
 
         assert training.is_alive(), "the kernel still computes"
-        assert cpu.session()["share"] == "1/4"
-        assert cpu.session()["notices"] == []
+        for busy in (cpu, gpu):
+            assert busy.session()["share"] == "1/4"
+            assert busy.session()["notices"] == []
+        telemetry = gpu.browser.get("/user/gpu/gpuspawner/api/status", headers=token_of(gpu)).json()["telemetry"]
+        assert telemetry["utilization_percent"] > 5
+        put(hub.stack, "cpu", "go", "")
         training.join()
         assert tab.start({"share": "1/8"})["id"] != idle["id"]
 

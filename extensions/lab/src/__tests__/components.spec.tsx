@@ -72,6 +72,10 @@ describe('the panel', () => {
     expect(panel({}, '1/2')).toMatch(/<button type="submit"[^>]*>Resize to 1\/2</);
     expect(panel({}, '1/2')).toMatch(/<button type="submit"[^>]*aria-disabled="false"/);
   });
+  it('says how the size of a slice changes', () => {
+    const slice = session({ resizable: false, resize: 'restart' });
+    expect(panel({ session: slice })).toContain('start it with another share');
+  });
   it('is busy during a resize', () => {
     const html = panel({ resize: { phase: 'running', share: '1/2' } }, '1/2');
     expect(html).toContain('Resizing to 1/2…');

@@ -62,6 +62,14 @@ it.each([
   expect(format.spokenShare(share)).toBe(words);
 });
 
+it.each([
+  ['1/4', 'GPU 1/4'],
+  ['1', 'Whole GPU'],
+  ['2', '2 GPUs']
+])('who holds %p reads %s', (share, words) => {
+  expect(format.heldShare(share)).toBe(words);
+});
+
 describe('times', () => {
   const now = Date.parse('2026-01-01T12:00:00Z');
   it.each([

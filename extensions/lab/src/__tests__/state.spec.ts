@@ -89,6 +89,11 @@ it('goes through a resize', () => {
     phase: 'done',
     message: 'Resized from 1/4 to 1/2 in 3.2 ms: 40.0 GiB allowed. Kernels kept running.'
   });
+  // It is kept until the share is changed elsewhere.
+  const status = { configured: true, session: after, telemetry: null };
+  expect(reduce(done, { type: 'status', status }).resize).toBe(done.resize);
+  const elsewhere = { ...status, session: session({ share: '1/8' }) };
+  expect(reduce(done, { type: 'status', status: elsewhere }).resize).toEqual({ phase: 'idle' });
   // At once, not only with the next reading.
   expect(view(done)).toMatchObject({ share: '1/2', allowed: 40 * GIB, used: 12.3 * GIB });
 });

@@ -19,6 +19,8 @@
     return { size: part("size").trim(), facts: part("facts").trim().replace(/\s{2,}/g, " "), note: part("note").trim() };
   };
 
+  const together = (amount) => amount.replaceAll(" ", "\u00a0");
+
   function summarise() {
     const chosen = radios().find((radio) => radio.checked);
     let text = "";
@@ -32,7 +34,7 @@
       const said = words(chosen);
       taken = chosen.closest(".gpu-card").classList.contains("taken");
       const [memory, price] = [...document.getElementById(chosen.id + "-facts").children].map((each) => each.textContent);
-      text = taken ? said.size + " is taken. " + said.note : said.size + " · " + memory + " · " + price;
+      text = taken ? said.size + " is taken. " + said.note : [said.size, memory, price].map(together).join(" · ");
     }
     const environment = form.querySelector('input[name="environment"]:checked');
     if (text && environment && !taken) text += " · " + document.getElementById(environment.id + "-title").textContent;
