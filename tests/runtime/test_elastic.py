@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from gpuspawner_runtime import RuntimeFault, elastic
+from gpuspawner_runtime import RuntimeFault, elastic, run
 from gpuspawner_runtime.elastic import CacheBudget, MicroBatches, Resize
 from gpuspawner_runtime.steps import Stepper
 from support.common import until
 from torch import nn
+from torch.utils.data import DataLoader
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))
@@ -168,6 +169,29 @@ def test_micro_batches_follow_the_memory_and_the_update_stays(node: Node) -> Non
         torch.testing.assert_close(model.weight, twin.weight, rtol=1e-5, atol=1e-6)
     assert sizes == [[6, 7, 7], [10, 10], [4, 4, 4, 4, 4], [6, 7, 7]]
     assert (stepper.updates, plain.updates) == (4, 4)
+
+
+def test_a_run_counts_the_loaders_batches_and_resumes_exactly(alone: None) -> None:
+    def trained(name: str, stop_after: int | None) -> tuple[list[torch.Tensor], int, int]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        data = torch.randn(40, 3, generator=torch.Generator().manual_seed(1))
+        with run(name, model=model, optimizer=optimizer, loader=DataLoader(data, 8, shuffle=True), epochs=2) as r:
+            parts = MicroBatches(r.stepper, size=3)
+            for number, batch in enumerate(r, 1):
+                for part in parts(batch):
+                    r.step(model(part).square().mean())
+                if number == stop_after:
+                    break
+        return [parameter.detach() for parameter in model.parameters()], r.steps, r.stepper.updates
+
+    straight, steps, updates = trained("straight", None)
+    assert (steps, updates) == (10, 10)
+    trained("stopped", 3)
+    again, steps, _ = trained("stopped", None)
+    assert steps == 10
+    assert all(torch.equal(one, other) for one, other in zip(straight, again, strict=True))
 
 
 def test_batches_of_several_tensors_are_split_alike(alone: None) -> None:

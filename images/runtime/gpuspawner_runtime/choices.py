@@ -43,6 +43,8 @@ class Choice:
 
 
 _known: dict[str, Choice] = {}
+#: The choice that was made or found last, for reports.
+latest: Choice | None = None
 #: The code that was compiled under a key: the step's own, and that of the functions that it calls.
 compiled_code: dict[str, list[types.CodeType]] = {}
 
@@ -59,7 +61,8 @@ def known(key: str, folder: Path | None = None) -> Choice | None:
 
 def remember(key: str, choice: Choice, folder: Path | None = None) -> None:
     """Keep a choice. A folder that cannot be written is no error: it is measured again next time."""
-    _known[key] = choice
+    global latest
+    _known[key] = latest = choice
     if folder is None:
         return
     try:

@@ -254,6 +254,7 @@ class MicroBatches:
         for part in range(count):
             start, end = part * samples // count, (part + 1) * samples // count
             self._stepper.weight = (end - start) / samples
+            self._stepper.more = part + 1 < count
             yield _cut(batch, start, end, samples)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -30,7 +31,7 @@ class Report:
     checkpoints: int
     #: what was computed again after the last stop, in seconds
     lost_seconds: float | None = None
-    #: what `fast` has chosen, in its words
+    #: what `fast` has chosen last in this process, in its words
     fast: str | None = None
     card_joules: float | None = None
     card_method: str | None = None
@@ -139,6 +140,10 @@ class Account:
         }
         if paid:
             found |= {"cost_micros": paid.micros, "currency": paid.currency, "cost_method": paid.method}
+        # only if the run has used `fast` already, since it needs PyTorch
+        choices = sys.modules.get("gpuspawner_runtime.choices")
+        if choices is not None and choices.latest is not None:
+            found["fast"] = choices.latest.why
         joules = energy.joules
         if joules is not None and intensity is not None:
             known = ["cards"] * (energy.card_joules is not None) + ["processor"] * (energy.processor_joules is not None)

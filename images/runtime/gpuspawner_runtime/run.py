@@ -153,7 +153,8 @@ class Run:
         return result
 
     def _count(self) -> None:
-        self.saver.step()
+        if not self.stepper.more:
+            self.saver.step()
 
     def _opened(self) -> None:
         if self.saver.closed:

@@ -93,6 +93,8 @@ class Stepper:
         self._accumulate = self._wanted = _whole_number("accumulate", accumulate)
         #: The part that the next loss has in its update, in place of 1 / `accumulate`; used once.
         self.weight: float | None = None
+        #: Whether parts of the loader's batch are still to come (`MicroBatches`): it is a step only with the last one.
+        self.more = False
         self._micro = 0
         self._fine: torch.Tensor | None = None
         self._scaler_state: dict[str, Any] | None = None
@@ -166,14 +168,16 @@ class Stepper:
         """Counters, scaler, choices of `fast`, and half an update's gradients: tensors and primitives only."""
         scaler = self._scaler_state if self.scaler is None else self.scaler.state_dict()
         half = None
-        if self._micro:
+        # Of a batch whose parts are still to come nothing is kept: it is read again as a whole.
+        micro = 0 if self.more else self._micro
+        if micro:
             half = {n: p.grad.detach().clone() for n, p in self.model.named_parameters() if p.grad is not None}
         return {
             "version": _VERSION,
             "batches": self.batches,
             "updates": self.updates,
             "skips": self.skips,
-            "micro": self._micro,
+            "micro": micro,
             "accumulate": self._accumulate,
             "scaler": dict(scaler) if scaler else None,
             "gradients": half,

@@ -270,5 +270,5 @@ def _finite(tensor: torch.Tensor) -> bool:
 def _short(error: BaseException) -> str:
     lines = [line for line in map(str.strip, str(error).splitlines()) if line]
     # Some say in their first line only that the second one says it.
-    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1]).partition(". ")[0]
     return f"{type(error).__name__}: {text[:160]}" if text else type(error).__name__
