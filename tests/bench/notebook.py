@@ -151,10 +151,13 @@ class Panels:
         for thread in self._threads:
             thread.start()
 
-    def open(self, seconds: float) -> None:
-        """Look for so long, renewing spread over time, then look away."""
+    def open(self) -> None:
+        """Open every panel."""
         for name in self.names:
             self.notebook.watch(name, self.WATCH_SECONDS)
+
+    def look(self, seconds: float) -> None:
+        """Look for so long at the panels that are open: each renews its watch, one after the other."""
         pause = self.RENEW_SECONDS / len(self.names)
         for turn in range(int(seconds / pause)):
             self._closed.wait(pause)
