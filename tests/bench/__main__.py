@@ -19,6 +19,7 @@ GOALS = {
     "kernel-latency": "<= 1.05 (p99)",
     "linear": "<= 3",
     "panel-lag": "<= 1500 (p95)",
+    "park": "below dill",
     "resize": "<= 20 (p99)",
     "shim-alloc": "<= 200",
     "shim-alloc-100k": "<= 1.5",

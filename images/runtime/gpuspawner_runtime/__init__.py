@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from gpuspawner_runtime.elastic import on_shrink as on_shrink
     from gpuspawner_runtime.errors import RuntimeFault as RuntimeFault
     from gpuspawner_runtime.fast import fast as fast
+    from gpuspawner_runtime.park import park as park
+    from gpuspawner_runtime.park import unpark as unpark
     from gpuspawner_runtime.priority import priority as priority
     from gpuspawner_runtime.run import Run as Run
     from gpuspawner_runtime.run import run as run
@@ -50,8 +52,10 @@ _EXPORTS = {
     "free_caches": "elastic",
     "on_resize": "elastic",
     "on_shrink": "elastic",
+    "park": "park",
     "priority": "priority",
     "run": "run",
+    "unpark": "park",
 }
 __all__ = sorted(_EXPORTS)
 
