@@ -13,19 +13,23 @@ export UV_LINK_MODE ?= copy
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export GPUSPAWNER_START_COMMAND ?= make up
 export GPUSPAWNER_STOP_COMMAND ?= make stop
+TORCH := .venv-torch
+export GPUSPAWNER_RUNTIME ?= $(if $(wildcard $(STAMPS)/torch),$(CURDIR)/$(TORCH))
 
 simulation_src := $(wildcard gpuspawner/simulation/Makefile $(shell find gpuspawner/simulation/src -type f 2>/dev/null))
 limits_src := $(wildcard gpuspawner/node/limits/Makefile $(shell find gpuspawner/node/limits -type f \( -name '*.c' -o -name '*.h' -o -name '*.map' \) 2>/dev/null))
 lab_src := $(shell find extensions/lab/src extensions/lab/style -type f 2>/dev/null) $(wildcard extensions/lab/tsconfig*.json)
 lab_py := $(shell find extensions/lab/gpuspawner_lab extensions/lab/jupyter-config -type f -not -path '*/labextension/*' -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help up stop status test test-hub5 test-runtime soak lint docs check-c cluster bench setup setup-dev lock clean
+.PHONY: help up runtime stop status test test-hub5 test-runtime soak lint docs check-c cluster bench setup setup-dev lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
 
 up: setup ## set up and run JupyterHub at 127.0.0.1:8000 (GPUSPAWNER_PORT) until Ctrl-C
 	@exec $(PY) -m gpuspawner.cli up
+
+runtime: $(STAMPS)/torch ## make the environment with PyTorch (4.5 GB), which `make up` then offers on the form
 
 stop: ## end everything, the servers that run on included
 	@[ -x $(PY) ] || { echo "Nothing is set up, so nothing is running."; exit 0; }
@@ -77,7 +81,7 @@ lock: $(STAMPS)/venv ## resolve the Python dependencies anew
 	$(UV) pip compile images/runtime/pyproject.toml requirements/torch.in --override requirements/torch-overrides.in --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra torch --extra test -c $(STAMPS)/same.txt --upgrade -q -o requirements/torch.txt
 
 clean: ## remove everything that set-up made here (not your notebooks: those are in the state folder)
-	rm -rf .venv $(STAMPS) node_modules extensions/lab/node_modules extensions/lab/lib extensions/lab/gpuspawner_lab/labextension extensions/lab/*.tsbuildinfo
+	rm -rf .venv $(TORCH) $(STAMPS) node_modules extensions/lab/node_modules extensions/lab/lib extensions/lab/gpuspawner_lab/labextension extensions/lab/*.tsbuildinfo
 	rm -rf gpuspawner/simulation/bin gpuspawner/node/limits/bin test-output build/docs
 
 # -- set-up, a stamp for each step ------------------------------------------------------------------------
@@ -136,6 +140,22 @@ $(STAMPS)/lab-build: $(STAMPS)/lab-modules $(lab_src) | $(STAMPS)/runtime
 $(STAMPS)/lab: $(STAMPS)/lab-build $(lab_py) extensions/lab/pyproject.toml | $(STAMPS)/package
 	@echo "== Lab extension: install"
 	@$(UV) pip install -q --python $(PY) --no-deps --reinstall-package gpuspawner-lab ./extensions/lab
+	@touch $@
+
+runtime_src := $(shell find images/runtime -type f -not -path '*/__pycache__/*' 2>/dev/null)
+
+# Linked to uv's cache where that is on the same file system: then the environment of the runtime's tests and this one
+# take their room once.
+$(STAMPS)/torch-packages: requirements/torch.txt | $(STAMPS)/venv
+	@echo "== PyTorch, into $(TORCH)"
+	@$(UV) venv -q --clear --python $(PY) $(TORCH)
+	@UV_LINK_MODE=hardlink $(UV) pip install -q --python $(TORCH)/bin/python --no-deps --require-hashes -r requirements/torch.txt
+	@touch $@
+
+$(STAMPS)/torch: $(STAMPS)/torch-packages $(STAMPS)/lab-build $(lab_py) $(runtime_src)
+	@echo "== The runtime and the Lab extension, into $(TORCH)"
+	@$(UV) pip install -q --python $(TORCH)/bin/python --no-deps --reinstall-package gpuspawner-lab --reinstall-package gpuspawner-runtime ./extensions/lab ./images/runtime
+	@$(TORCH)/bin/python -m compileall -qq -j 0 $(TORCH)/lib || true
 	@touch $@
 
 $(STAMPS)/hub5: requirements/runtime.txt requirements/hub5.txt $(lab_py) $(STAMPS)/lab-build | $(STAMPS)/dev $(STAMPS)/package $(STAMPS)/lab

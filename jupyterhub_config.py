@@ -7,6 +7,7 @@ things are in GPUSPAWNER_STATE, GPUSPAWNER_PORT and GPUSPAWNER_BASE_URL. A hub o
 """
 
 from gpuspawner.idle import IdleTimes
+from gpuspawner.spawner.environments import OWN
 from gpuspawner.spawner.templates import TEMPLATES
 from gpuspawner.state import Settings, public_url
 
@@ -56,6 +57,16 @@ c.LocalGPUSpawner.service_socket = str(settings.service_socket)
 c.LocalGPUSpawner.closed_ports = list(settings.ports)
 c.LocalGPUSpawner.server_log_dir = str(settings.state / "logs" / "servers")
 c.LocalGPUSpawner.environment = {"GPUSPAWNER_SERVICE_URL": settings.service_api}
+if settings.runtime is not None:  # `make runtime` has made it
+    c.LocalGPUSpawner.environments = [
+        {"name": OWN.name, "title": OWN.title, "description": OWN.description, "command": list(OWN.command)},
+        {
+            "name": "pytorch",
+            "title": "PyTorch",
+            "description": "JupyterLab with PyTorch and the runtime: trainings that go on where they were.",
+            "prefix": str(settings.runtime),
+        },
+    ]
 c.Spawner.http_timeout = 120
 c.Spawner.start_timeout = 150  # the server's own time, and what comes before it
 c.Spawner.poll_interval = 5

@@ -37,10 +37,12 @@ class Settings:
     base_url: str
     choose_card: bool = False
     burst: bool = False
+    #: the folder of a Python environment with PyTorch and the runtime, to be offered beside the hub's own
+    runtime: Path | None = None
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Settings:
-        """From GPUSPAWNER_STATE, _PORT, _BASE_URL, _CHOOSE_CARD and _BURST. Raises InvalidInput."""
+        """From GPUSPAWNER_STATE, _PORT, _BASE_URL, _CHOOSE_CARD, _BURST and _RUNTIME. Raises InvalidInput."""
         home = Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
         state = Path(env.get("GPUSPAWNER_STATE") or home / "gpuspawner").expanduser().absolute()
         text = env.get("GPUSPAWNER_PORT") or str(DEFAULT_PORT)
@@ -67,6 +69,7 @@ class Settings:
             base_url if base_url.endswith("/") else f"{base_url}/",
             yes_or_no(env, "GPUSPAWNER_CHOOSE_CARD"),
             yes_or_no(env, "GPUSPAWNER_BURST"),
+            _runtime(env),
         )
 
     @property
@@ -113,6 +116,22 @@ class Settings:
     def secret(self, name: str) -> str:
         """A secret that set-up has made, such as "service_token"."""
         return (self.state / "secrets" / name).read_text().strip()
+
+
+def _runtime(env: Mapping[str, str]) -> Path | None:
+    given = env.get("GPUSPAWNER_RUNTIME")
+    if not given:
+        return None
+    folder = Path(given)
+    if not folder.is_absolute() or not os.access(folder / "bin/python", os.X_OK):
+        allowed = "the absolute path of a Python environment"
+        raise InvalidInput(
+            f"GPUSPAWNER_RUNTIME: {given[:80]!r} is not allowed. Allowed: {allowed}.",
+            field="GPUSPAWNER_RUNTIME",
+            given=given,
+            allowed=allowed,
+        )
+    return folder
 
 
 def public_url(settings: Settings, env: Mapping[str, str] = os.environ) -> str | None:

@@ -17,6 +17,8 @@ PATHS = [str(ROOT / "images" / "runtime"), str(ROOT / "tests")]
 if find_spec("torch") is None:  # the hub's environment: `tools/test` runs these tests apart
     collect_ignore_glob = ["*"]
 
+#: Where uv keeps what it has; tests have homes of their own.
+os.environ.setdefault("GPUSPAWNER_TEST_HOME", os.environ.get("HOME", ""))
 os.environ["PYTHONPATH"] = os.pathsep.join([*PATHS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 

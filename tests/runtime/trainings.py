@@ -53,8 +53,15 @@ class Trainings:
     """Starts programs; whatever still runs at the end is killed."""
 
     def __init__(self) -> None:
+        root = Path(__file__).parents[2]
+        paths = [str(root / "images" / "runtime"), str(root / "tests"), os.environ.get("PYTHONPATH", "")]
+        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         self._process = subprocess.Popen(
-            [sys.executable, str(PROGRAMS / "zygote.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(PROGRAMS / "zygote.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self._environment,
         )
         self._lock = threading.Lock()
         self._started: list[Training] = []
@@ -64,7 +71,7 @@ class Trainings:
         order = {
             "file": str(PROGRAMS / program),
             "argv": [str(each) for each in argv],
-            "env": {**os.environ, "HOME": str(home), **env},
+            "env": {**self._environment, "HOME": str(home), **env},
             "output": str(output),
         }
         output.touch()
@@ -86,7 +93,8 @@ class Trainings:
                 training.kill()
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(timeout=30)
+        self._process.kill()  # it has nothing to put in order
+        self._process.wait(timeout=120)
 
 
 def lines(log: Path) -> list[dict[str, Any]]:

@@ -20,13 +20,13 @@ def sign_in(page: Page, hub: Stack, user: str) -> None:
     page.get_by_role("button", name="Sign in").click()
 
 
-def start_lab(page: Page, hub: Stack, user: str, share: str) -> None:
-    """A server with this share, started by its user, and its JupyterLab with the tour open."""
+def start_lab(page: Page, hub: Stack, user: str, share: str, **options: str) -> None:
+    """A server with this share (and further `options`), started by its user, and its JupyterLab with the tour open."""
     with hub.browser(user) as client:
         client.get("/hub/home")
         answer = client.post(
             f"/hub/api/users/{user}/server",
-            json={"share": share},
+            json={"share": share, **options},
             headers={"X-XSRFToken": client.xsrf("/hub/"), "Referer": f"{hub.url}/hub/home"},
         )
         assert answer.status_code in (201, 202), answer.text

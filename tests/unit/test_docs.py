@@ -12,7 +12,7 @@ from gpuspawner.service.tariff import Tariff, money
 from gpuspawner.share import GPUShare
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_OURS = {"node_modules", ".venv", ".git", "test-output", "lib", "build", "dist"}
+NOT_OURS = {"node_modules", ".venv", ".venv-torch", ".git", "test-output", "lib", "build", "dist"}
 
 PAGES = sorted(path for path in ROOT.rglob("*.md") if not NOT_OURS.intersection(path.relative_to(ROOT).parts[:-1]))
 ENVIRONMENT = ROOT / "docs/reference/environment.md"

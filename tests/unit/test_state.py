@@ -1,5 +1,8 @@
 """Settings from the environment."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from gpuspawner.errors import InvalidInput
@@ -24,3 +27,15 @@ def test_a_base_url_that_is_no_path_is_refused_by_name(given: str) -> None:
 def test_a_port_out_of_range_is_refused_by_name(given: str) -> None:
     with pytest.raises(InvalidInput, match="GPUSPAWNER_PORT"):
         Settings.from_env({"GPUSPAWNER_PORT": given})
+
+
+def test_the_environment_with_pytorch_is_offered_where_it_is() -> None:
+    assert Settings.from_env({"HOME": "/x"}).runtime is None
+    assert Settings.from_env({"HOME": "/x", "GPUSPAWNER_RUNTIME": sys.prefix}).runtime == Path(sys.prefix)
+
+
+@pytest.mark.parametrize("given", ["venv", "/no/such/place", "/"])
+def test_what_is_no_environment_is_refused_by_name(given: str) -> None:
+    with pytest.raises(InvalidInput, match="GPUSPAWNER_RUNTIME") as caught:
+        Settings.from_env({"GPUSPAWNER_RUNTIME": given})
+    assert caught.value.field == "GPUSPAWNER_RUNTIME"

@@ -21,7 +21,7 @@ from gpuspawner_runtime.checkpoint.lock import RunLock
 from gpuspawner_runtime.checkpoint.parts import Parts
 from gpuspawner_runtime.checkpoint.place import place_of
 from gpuspawner_runtime.checkpoint.remote import Remote
-from gpuspawner_runtime.checkpoint.staging import Copying, Memory, Snapshot, fitting
+from gpuspawner_runtime.checkpoint.staging import Copying, Layout, Memory, Snapshot, fitting
 from gpuspawner_runtime.checkpoint.store import NAME, Entry, Skipped, Store
 from gpuspawner_runtime.checkpoint.tree import Split
 from gpuspawner_runtime.errors import RuntimeFault
@@ -74,7 +74,10 @@ class Checkpointer:
         self._last_step = time.monotonic()
         self._verified: dict[str, bool] = {}
         self._guard = threading.RLock()
+        self._told = threading.Condition(self._guard)
         self._memory: Memory | None = None
+        self._ready: Memory | None = None
+        self._preparing: threading.Thread | None = None
         self._copying: Copying | None = None
         self._copy_cost = 0.0
         self._careful = False  # the next snapshot is taken at a stop
@@ -174,9 +177,11 @@ class Checkpointer:
             if not writer.wait_idle(0.5):
                 print(f"{self.name}: waiting for the last checkpoint to be written")
             writer.close()
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
+        if self._preparing is not None:
+            self._preparing.join()
+        for memory in filter(None, (self._memory, self._ready)):
+            memory.close()
+        self._memory = self._ready = self._preparing = None
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -262,6 +267,8 @@ class Checkpointer:
         moment = time.monotonic()
         self._step_times.append(moment - self._last_step)
         self._last_step = moment
+        if self._memory is None and self._preparing is None:
+            self._prepare_memory()
         wish = self.notices.look()
         if not wish and self.ranks.rank == 0 and self._due(moment):
             wish = _DUE
@@ -301,6 +308,27 @@ class Checkpointer:
                 self.save(wait=True)
 
     # -- saving
+
+    @property
+    def _writing(self) -> bool:
+        return self._writer is not None and not self._writer.idle
+
+    def wait(self) -> None:
+        """Until nothing is being copied, written or verified."""
+        self._wait_copied()
+        if self._writer is not None:
+            self._writer.wait_idle()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being copied or written."""
+        return (self._copying is None or self._copying.whole is not None) and (
+            self._writer is None or self._writer.idle
+        )
+
+    @property
+    def writer_pid(self) -> int | None:
+        return None if self._writer is None else self._writer.pid
 
     def save(self, name: str | None = None, wait: bool = False) -> str | None:
         """Save now; `wait`: until it is durable. Returns the checkpoint's name, or None if it failed (see `alarm`).
@@ -345,9 +373,20 @@ class Checkpointer:
         self._plan()
         if not wait:
             return str(label)
-        self._writer.wait_idle()
+        with self._told:
+            self._told.wait_for(lambda: job["id"] in self._outcomes or not self._writing)
         outcome = self._outcomes.get(job["id"], "its writer ended")
         return str(label) if self.ranks.all_true(outcome is None) else None
+
+    def _prepare_memory(self) -> None:
+        """Make the memory of snapshots beside the training, when the optimizer has its state: at the first step."""
+        size = Layout(Split(self._tree())).skeleton
+        self._preparing = threading.Thread(target=self._make_memory, args=(size,), daemon=True)
+        self._preparing.start()
+
+    def _make_memory(self, size: int) -> None:
+        with contextlib.suppress(RuntimeFault):  # said again, to be seen, when it is needed
+            self._ready = fitting(None, size)
 
     def _tree(self) -> dict[str, Any]:
         busy = self.notices.busy
@@ -356,7 +395,10 @@ class Checkpointer:
 
     def _fitting(self, size: int) -> Memory:
         assert self._writer is not None
-        memory = fitting(self._memory, size)
+        if self._memory is None and self._preparing is not None:
+            self._preparing.join()
+        ready, self._ready = self._ready, None
+        memory = fitting(ready or self._memory, size)
         if memory is not self._memory:
             self._memory = memory
             self._writer.share(memory.descriptor, memory.size)
@@ -431,7 +473,11 @@ class Checkpointer:
 
     def _on_event(self, event: dict[str, Any]) -> None:
         kind = event["event"]
-        if kind in ("progress", "mapped", "idle", "uploaded"):
+        if kind in ("progress", "mapped", "uploaded"):
+            return
+        if kind == "idle":
+            with self._told:
+                self._told.notify_all()
             return
         with self._guard:
             if kind in ("published", "written"):
@@ -454,6 +500,7 @@ class Checkpointer:
                     self._saved_at = -1
             for old in [number for number in self._outcomes if number is None or number < self._jobs - 8]:
                 del self._outcomes[old]
+            self._told.notify_all()
             self._publish_state()
 
     def _alarm(self, sentence: str) -> None:

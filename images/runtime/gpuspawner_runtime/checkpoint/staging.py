@@ -8,6 +8,7 @@ same is noticed by PyTorch's version counters, and the snapshot is taken again, 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import io
 import json
@@ -15,6 +16,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +24,8 @@ import torch
 from gpuspawner_runtime.checkpoint.tree import DTYPES, Split
 from gpuspawner_runtime.errors import RuntimeFault
 
+_libc = ctypes.CDLL(None, use_errno=True)
+_MADV_POPULATE_WRITE = 23  # linux/mman.h; Python has no name for it
 _ALIGN = 64
 _ROOM = 1.1  # what the shared memory is larger than its first snapshot
 
@@ -30,20 +34,24 @@ class Memory:
     """Shared memory of `size` bytes without a name; pinned for cards where they are in use."""
 
     def __init__(self, size: int) -> None:
+        left = available()
+        if left is not None and size > left:
+            raise RuntimeFault(
+                f"A checkpoint needs {size / 2**20:.0f} MiB of memory for its snapshot, and {left / 2**20:.0f} MiB are "
+                "available.",
+                code="memory",
+            )
         self.size = size
         self.descriptor = os.memfd_create("gpuspawner-checkpoint", os.MFD_CLOEXEC)
-        try:
-            os.posix_fallocate(self.descriptor, 0, size)
-        except OSError as error:
-            os.close(self.descriptor)
-            raise RuntimeFault(
-                f"A checkpoint needs {size / 2**20:.0f} MiB of memory for its snapshot: {error.strerror}.",
-                code="memory",
-            ) from None
+        os.ftruncate(self.descriptor, size)
         self.map = mmap.mmap(self.descriptor, size)
         self.bytes = torch.frombuffer(self.map, dtype=torch.uint8)
         self.address = self.bytes.data_ptr()
         self.pinned = False
+        # The pages are made now, large ones where the system has them, so that no snapshot waits for them. Called so
+        # that it does not hold the interpreter's lock; before Linux 5.14 it does nothing, and they are made when used.
+        for advice in (mmap.MADV_HUGEPAGE, _MADV_POPULATE_WRITE):
+            _libc.madvise(ctypes.c_void_p(self.address), ctypes.c_size_t(size), advice)
 
     def pin(self) -> None:
         """Let cards copy into it without a stop."""
@@ -56,6 +64,23 @@ class Memory:
         del self.bytes
         os.close(self.descriptor)
         # the mapping goes with its last reader
+
+
+def available() -> int | None:
+    """Bytes of memory that are still to be had on this machine and in this container; None if nobody says."""
+    found = []
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        rows = Path("/proc/meminfo").read_text().splitlines()
+        found.append(1024 * next(int(row.split()[1]) for row in rows if row.startswith("MemAvailable:")))
+    with contextlib.suppress(OSError, ValueError):
+        own = Path("/proc/self/cgroup").read_text().splitlines()[-1].split("::")[-1].strip("/")
+        folder = Path("/sys/fs/cgroup") / own
+        if not (folder / "memory.max").exists():
+            folder = Path("/sys/fs/cgroup")
+        statistics = dict(row.split() for row in (folder / "memory.stat").read_text().splitlines())
+        used = int((folder / "memory.current").read_text()) - int(statistics.get("inactive_file", 0))
+        found.append(int((folder / "memory.max").read_text()) - used)
+    return min(found, default=None)
 
 
 class Layout:

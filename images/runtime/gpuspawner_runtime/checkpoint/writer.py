@@ -27,7 +27,6 @@ from typing import Any
 from gpuspawner_runtime.checkpoint.store import FORMAT, MANIFEST, PARTIAL, PIECE, Store, hash_piece
 
 _LARGEST_MESSAGE = 128 * 1024
-_MADV_POPULATE_WRITE = 23  # linux/mman.h; Python has no name for it
 #: Seconds that rank 0 waits for the files of other ranks.
 RANKS_DEADLINE = 600.0
 
@@ -74,11 +73,6 @@ class Writer:
             self.memory.close()
         self.memory = mmap.mmap(descriptor, size)
         os.close(descriptor)
-        # the pages are made here and now, so that the training does not wait for them at its first snapshot; where the
-        # system cannot (before Linux 5.14, shared memory without large pages), they are made when they are used
-        for advice in (mmap.MADV_HUGEPAGE, _MADV_POPULATE_WRITE):
-            with contextlib.suppress(OSError, ValueError):
-                self.memory.madvise(advice)
         self.tell(event="mapped", bytes=size)
 
     def _save(self, job: dict[str, Any]) -> None:
