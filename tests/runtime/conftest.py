@@ -19,6 +19,8 @@ if find_spec("torch") is None:  # the hub's environment: `tools/test` runs these
 
 #: Where uv keeps what it has; tests have homes of their own.
 os.environ.setdefault("GPUSPAWNER_TEST_HOME", os.environ.get("HOME", ""))
+# Threads that wait for each other are slow where several processes share the processors, as tests do.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTHONPATH"] = os.pathsep.join([*PATHS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
