@@ -37,7 +37,7 @@ def any_cluster() -> Iterator[Cluster]:
     reason = why_not()
     if reason:
         pytest.skip(reason)
-    build.programs()
+    build.programs(["etcd", "kubernetes", "containerd"])
     with cluster() as made:
         yield made
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuspawner import kubernetes_names as names
-from gpuspawner.simulation import control
 from gpuspawner.simulation.build import DAEMON
+from gpuspawner.simulation.control import Control, control
 
 from ..common import until
 from . import images
@@ -83,11 +83,11 @@ class CardNode:
 
     def control(self, command: str) -> str:
         """A command to the simulated cards."""
-        return control.control(self.socket, command)
+        return control(self.socket, command)
 
     def used(self, card: int = 0) -> int:
         """Bytes in use on a card, as the device itself counts."""
-        with control.Control(self.socket) as connection:
+        with Control(self.socket) as connection:
             return int(connection.state()["cards"][card]["used_bytes"])
 
     def _works(self) -> bool:
@@ -143,6 +143,11 @@ def card_node(cluster: OwnCluster, cards: str = "2*h100-80gb") -> Iterator[CardN
         files = {**images.with_libraries([program, DAEMON.parent / "libcuda.so.1"])}
         files = {place: path for place, path in files.items() if path != DAEMON.parent / "libcuda.so.1"}
         files["/bin/card"] = files.pop(str(program))
+        # What any image with a C library has, and the shim may ask for.
+        libc = next(path for path in files if path.endswith("/libc.so.6"))
+        for name in ("libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6"):
+            place = Path(libc).with_name(name)
+            files[str(place)] = place.resolve()
         files["/bin/busybox"] = Path("/bin/busybox")
         links = {"/bin/sh": "busybox", "/bin/sleep": "busybox", "/bin/cat": "busybox", "/bin/ls": "busybox"}
         links["/bin/mount"] = "busybox"

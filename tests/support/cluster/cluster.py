@@ -102,6 +102,8 @@ class OwnCluster(Cluster):
         for part in rest:
             part.wait()
         until(lambda: self.api.find("ServiceAccount", "default"), 120, lambda: f"a service account: {self._said()}")
+        for content in _node_rights():
+            self.api.create(content)
         if "kubelet" in self.parts:
             until(self._node_ready, 120, lambda: f"the node to be ready: {self.parts['kubelet'].said()}")
 
@@ -214,6 +216,23 @@ def keep_logs(host: Host) -> None:
     if output and (host.folder / "logs").is_dir():
         with suppress(OSError):
             shutil.copytree(host.folder / "logs", Path(output) / host.name, dirs_exist_ok=True)
+
+
+def _node_rights() -> list[Object]:
+    """A kubelet may read what its pods use, whoever they are. By Kubernetes' own rule only once the API server has
+    seen that the pod is on its node; where that is late, the kubelet tries again after one or two minutes."""
+    api, group, name = "rbac.authorization.k8s.io/v1", "rbac.authorization.k8s.io", "gpuspawner-test-nodes"
+    rules = [
+        {"apiGroups": [""], "resources": ["pods", "configmaps", "secrets"], "verbs": ["get"]},
+        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
+    ]
+    role = {"apiGroup": group, "kind": "ClusterRole", "name": name}
+    subject = {"apiGroup": group, "kind": "Group", "name": "system:nodes"}
+    meta = {"name": name}
+    return [
+        {"apiVersion": api, "kind": "ClusterRole", "metadata": meta, "rules": rules},
+        {"apiVersion": api, "kind": "ClusterRoleBinding", "metadata": meta, "roleRef": role, "subjects": [subject]},
+    ]
 
 
 def _simulated_node(name: str) -> Object:
