@@ -68,6 +68,9 @@ REASON_UNAVAILABLE = "Unavailable"
 #: A claim that is not Ready for one of these has no use any more; what needs it has to be placed again.
 REASONS_TO_PLACE_AGAIN = (REASON_NO_ROOM, REASON_CARD_FAILED)
 
+#: How the reason begins of a session that ended because its start could not go on where it had been placed.
+PLACE_AGAIN = "to be placed again"
+
 #: Attributes of a device, under DRIVER as their domain. What is not known is left out.
 ATTRIBUTE_UUID = "uuid"
 ATTRIBUTE_MODEL = "model"  # the slug, "h100-80gb"

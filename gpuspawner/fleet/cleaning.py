@@ -24,8 +24,6 @@ from gpuspawner.node.dra.api import KubeApi
 
 log = logging.getLogger(__name__)
 
-#: How the reason begins of a session that ended because its start could not go on where it had been placed.
-PLACE_AGAIN = "to be placed again"
 #: A session for which no pod was made gives its eighths back after this many seconds.
 START_SECONDS = 300.0
 #: A pod for which the scheduler finds no place where its card is, is placed again after so many seconds.
@@ -146,7 +144,7 @@ class Cleaner:
         """Why a session has ended; None where it has not."""
         claim, pod = held.claim, held.pod
         if claim is not None and claim.refused is not None:
-            return f"{PLACE_AGAIN}: {claim.refused}"
+            return f"{names.PLACE_AGAIN}: {claim.refused}"
         if pod is not None and pod.over:
             return f"its pod has ended{f': {pod.reason}' if pod.reason else ''}"
         if claim is None:
@@ -159,7 +157,7 @@ class Cleaner:
         if pod is not None:
             stuck = pod.unschedulable
             if stuck is not None and now - stuck[1] > self._unschedulable_seconds:
-                return f"{PLACE_AGAIN}: the pod cannot run where its card is ({stuck[0]})"
+                return f"{names.PLACE_AGAIN}: the pod cannot run where its card is ({stuck[0]})"
             return None
         if claim.pods or claim.answer is not None:
             return "its pod is gone"
@@ -182,7 +180,7 @@ class Cleaner:
 
     def _give_up(self, held: Held, reason: str) -> None:
         log.info("session %s has ended: %s", held.session, reason)
-        if reason.startswith(PLACE_AGAIN) and held.claim is not None:
+        if reason.startswith(names.PLACE_AGAIN) and held.claim is not None:
             until = time.monotonic() + self._avoid_seconds
             with self._lock:
                 self._avoid.update(dict.fromkeys(held.claim.pinned, until))

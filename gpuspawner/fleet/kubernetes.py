@@ -20,15 +20,13 @@ from typing import Any, TypeVar
 from gpuspawner import kubernetes_names as names
 from gpuspawner.errors import Conflict, GPUSpawnerError, InUse, NoRoom, NotFound, Unavailable
 from gpuspawner.fleet.base import CardState, FleetChange, Grade, Grant, Holder, Notice, PodLaunch
-from gpuspawner.fleet.cleaning import PLACE_AGAIN, Cleaner, paths
+from gpuspawner.fleet.cleaning import Cleaner, paths
 from gpuspawner.fleet.inventory import Inventory
 from gpuspawner.fleet.mirror import Mirror
 from gpuspawner.fleet.objects import Answer, Object, SessionClaim, claim_manifest, session_claim, session_labels, wish
 from gpuspawner.fleet.placement import place
 from gpuspawner.node.dra.api import ApiError, KubeApi
 from gpuspawner.share import GPUShare, eighths_text
-
-__all__ = ["PLACE_AGAIN", "KubernetesFleet"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

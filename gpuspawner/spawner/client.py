@@ -56,8 +56,8 @@ class ServiceClient:
     async def start(
         self, user: str, server: str, share: str, model: str | None, **more: bool | str | None
     ) -> tuple[Json, Json]:
-        """A session for (user, server) and how to launch its server (POST /sessions). `more`: burst and card, left
-        to the service where they are None."""
+        """A session for (user, server) and how to launch its server, on a cluster how to make its pod (POST /sessions).
+        `more`: burst and card, left to the service where they are None."""
         asked: Json = {"user": user, "server": server, "share": share, "model": model}
         asked |= {key: value for key, value in more.items() if value is not None}
         try:
@@ -67,7 +67,7 @@ class ServiceClient:
                 field = "card" if more.get("card") else "model"
                 raise Refused(400, f"{field}: {refused.jupyterhub_message}", code=refused.code) from refused
             raise
-        return body["session"], body["launch"]
+        return body["session"], body.get("pod") or body["launch"]
 
     async def live_sessions(self, user: str, server: str) -> list[Json]:
         """Sessions of exactly (user, server) that hold something."""

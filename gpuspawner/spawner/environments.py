@@ -21,13 +21,15 @@ _KEPT = re.compile(r"CUDA_VISIBLE_DEVICES|LD_.*|GPUSPAWNER_.*|JUPYTERHUB_.*|JPY_
 
 @dataclass(frozen=True)
 class Environment:
-    """A Jupyter installation: `command` starts its single-user server. `variables` are set in every session of it."""
+    """A Jupyter installation: `command` starts its single-user server (empty on a cluster: its image does). `variables`
+    are set in every session of it. `options`: what else can be chosen within it, for the form."""
 
     name: str
     title: str
     command: tuple[str, ...]
     description: str = ""
     variables: dict[str, str] = field(default_factory=dict)
+    options: tuple[Any, ...] = ()
 
     @property
     def program(self) -> Path:

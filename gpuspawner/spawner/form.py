@@ -81,10 +81,12 @@ _posted: ContextVar[Posted | None] = ContextVar("posted", default=None)
 
 def options_from_form(form_data: dict[str, list[Any]], spawner: Any = None) -> dict[str, Any]:
     """JupyterHub's `options_from_form`."""
-    if spawner is not None:
-        _posted.set(Posted(spawner, form_data))
-        spawner.claim_start()
-    return options.options_from_form(form_data)
+    if spawner is None:
+        return options.options_from_form(form_data)
+    _posted.set(Posted(spawner, form_data))
+    spawner.claim_start()
+    found: dict[str, Any] = spawner.read_form(form_data)
+    return found
 
 
 async def options_form(spawner: Any) -> str:
@@ -105,7 +107,7 @@ async def options_form(spawner: Any) -> str:
         answer,
         chosen,
         default_share=spawner.default_share,
-        environments=spawner.known_environments,
+        environments=await spawner.offered_environments(),
         link=link,
         failure=failure,
         no_card=spawner.offer_no_card,
@@ -121,6 +123,7 @@ def merged(last: Choice, newest: Choice) -> Choice:
         newest.environment or last.environment,
         newest.burst if newest.burst is not None else last.burst,
         card if share is None or share.cards else None,
+        last.extra if newest.environment in (None, last.environment) else (),
     )
 
 
@@ -161,6 +164,8 @@ def render(
         startable=no_card or any(offer["available"] for offer in offers),
         environments=environments,
         environment=chosen.environment if chosen.environment in names else names[0],
+        extra=dict(chosen.extra),
+        options=any(environment.options for environment in environments),
         burst=_burst(answer, chosen),
         cards=[_card(card_) for card_ in answer.get("cards") or []],
         card=card,

@@ -23,12 +23,14 @@ _BURST = {"on": True, "off": False, "true": True, "false": False, "1": True, "0"
 @dataclass(frozen=True, slots=True)
 class Choice:
     """A checked choice. None is the default of each: whatever share is the default of whatever model has it, the
-    first environment, the service's setting for burst, any card. `card` is a uuid."""
+    first environment, the service's setting for burst, any card. `card` is a uuid. `extra`: options of the
+    environment's own, by name."""
 
     share: GPUShare | None = None
     environment: str | None = None
     burst: bool | None = None
     card: str | None = None
+    extra: tuple[tuple[str, str], ...] = ()
 
     @property
     def options(self) -> dict[str, Any]:

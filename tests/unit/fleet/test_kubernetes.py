@@ -15,7 +15,7 @@ from support.fake_cluster import CLAIMS, PODS, SLICES, Answering, FakeCluster, u
 from gpuspawner import kubernetes_names as names
 from gpuspawner.errors import Conflict, InUse, NoRoom, NotFound, Unavailable
 from gpuspawner.fleet.base import PodLaunch
-from gpuspawner.fleet.cleaning import PLACE_AGAIN, Cleaner
+from gpuspawner.fleet.cleaning import Cleaner
 from gpuspawner.fleet.kubernetes import KubernetesFleet
 from gpuspawner.service.database import open_database
 from gpuspawner.service.sessions import SessionService
@@ -350,7 +350,7 @@ def test_a_refused_claim_is_to_be_placed_again_and_elsewhere(cluster: FakeCluste
     cluster.pod("jupyter-ann", launch, phase="Pending")
     refused = fleet.grants()[0].cards[0].uuid
     cluster.refuse("s-1")
-    assert ended(fleet, "s-1") == f"{PLACE_AGAIN}: Others were faster."
+    assert ended(fleet, "s-1") == f"{names.PLACE_AGAIN}: Others were faster."
     until(lambda: cluster.under(PODS) == {})
     grant, _ = fleet.start("s-2", "ann", GPUShare(2))
     assert grant.cards[0].uuid != refused
@@ -385,7 +385,7 @@ def test_a_pod_without_a_place_and_a_session_without_a_pod_end(cluster: FakeClus
         pod["lastTransitionTime"] = "2020-01-01T00:00:00Z"
         meta = {"labels": dict(launch.labels), "annotations": dict(launch.annotations)}
         cluster.put(f"{PODS}/jupyter-ann", {"metadata": meta, "status": {"phase": "Pending", "conditions": [pod]}})
-        assert ended(fleet, "s-1") == f"{PLACE_AGAIN}: the pod cannot run where its card is (Insufficient cpu)"
+        assert ended(fleet, "s-1") == f"{names.PLACE_AGAIN}: the pod cannot run where its card is (Insufficient cpu)"
         start(fleet, "s-2")
         assert "no pod was started" in ended(fleet, "s-2")
         until(lambda: cluster.under(CLAIMS) == {} and cluster.under(PODS) == {})

@@ -37,6 +37,9 @@
       text = taken ? said.size + " is taken. " + said.note : [said.size, memory, price].map(together).join(" · ");
     }
     const environment = form.querySelector('input[name="environment"]:checked');
+    for (const each of form.querySelectorAll(".gpu-options")) {
+      each.hidden = environment !== null && each.dataset.environment !== environment.value;
+    }
     if (text && environment && !taken) text += " · " + document.getElementById(environment.id + "-title").textContent;
     sum.textContent = text ? (taken ? text + " Your choice is kept; choose another or wait." : "You start: " + text) : "";
     sum.classList.toggle("taken", taken);
