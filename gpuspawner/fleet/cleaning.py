@@ -20,7 +20,7 @@ from gpuspawner.errors import GPUSpawnerError
 from gpuspawner.fleet.base import FleetChange
 from gpuspawner.fleet.inventory import Held, Inventory, Pod, seconds
 from gpuspawner.fleet.objects import Object, refusal
-from gpuspawner.node.dra.api import KubeApi
+from gpuspawner.kubernetes_api import KubeApi
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from gpuspawner.fleet.inventory import Inventory
 from gpuspawner.fleet.mirror import Mirror
 from gpuspawner.fleet.objects import Answer, Object, SessionClaim, claim_manifest, session_claim, session_labels, wish
 from gpuspawner.fleet.placement import place
-from gpuspawner.node.dra.api import ApiError, KubeApi
+from gpuspawner.kubernetes_api import ApiError, KubeApi
 from gpuspawner.share import GPUShare, eighths_text
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from gpuspawner.fleet.objects import Object
-from gpuspawner.node.dra.api import ApiError, Backoff, KubeApi
+from gpuspawner.kubernetes_api import ApiError, Backoff, KubeApi
 
 log = logging.getLogger(__name__)
 

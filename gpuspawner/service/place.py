@@ -72,7 +72,7 @@ class Place:
 
             return LocalFleet(settings.state)
         from gpuspawner.fleet.kubernetes import KubernetesFleet
-        from gpuspawner.node.dra.api import KubeApi
+        from gpuspawner.kubernetes_api import KubeApi
 
         return KubernetesFleet(lambda: KubeApi.connect(self.kubeconfig), self.namespace, self.instance)
 

@@ -17,7 +17,7 @@ from gpuspawner.card import GIB
 from gpuspawner.errors import NoRoom
 from gpuspawner.fleet.base import PodLaunch
 from gpuspawner.fleet.kubernetes import KubernetesFleet
-from gpuspawner.node.dra.api import KubeApi
+from gpuspawner.kubernetes_api import KubeApi
 from gpuspawner.share import GPUShare
 
 Object = dict[str, Any]

@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 from kubernetes_asyncio.client import ApiClient, Configuration
 
-from gpuspawner.node.dra.api import KubeApi
+from gpuspawner.kubernetes_api import KubeApi
 
 Object = dict[str, Any]
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from gpuspawner.card import Card
 from gpuspawner.errors import GPUSpawnerError
+from gpuspawner.kubernetes_api import ApiError, Backoff, KubeApi
 from gpuspawner.node.agent import Agent
 from gpuspawner.node.dra import attributes, install
-from gpuspawner.node.dra.api import ApiError, Backoff, KubeApi
 from gpuspawner.node.dra.claims import Claims
 from gpuspawner.node.dra.following import Following
 from gpuspawner.node.dra.plugin import Plugin

@@ -17,8 +17,8 @@ from gpuspawner import kubernetes_names as names
 from gpuspawner import protocol
 from gpuspawner.capacity import Allocation, Charge, Key, Refusal
 from gpuspawner.errors import GPUSpawnerError
+from gpuspawner.kubernetes_api import KubeApi, Object
 from gpuspawner.node.dra import published
-from gpuspawner.node.dra.api import KubeApi, Object
 from gpuspawner.node.dra.claims import Claims, Outcome, Part, Prepared, allocation
 from gpuspawner.node.hands import Hands
 from gpuspawner.protocol import Act, Book

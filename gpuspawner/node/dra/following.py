@@ -7,8 +7,8 @@ import contextlib
 import logging
 from collections.abc import Iterable
 
+from gpuspawner.kubernetes_api import ApiError, Backoff, KubeApi, Object
 from gpuspawner.node.dra.acts import CLAIMS
-from gpuspawner.node.dra.api import ApiError, Backoff, KubeApi, Object
 from gpuspawner.node.dra.shares import Shares
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuspawner import kubernetes_names as names
-from gpuspawner.node.dra.api import ApiError, Backoff, KubeApi, Object
+from gpuspawner.kubernetes_api import ApiError, Backoff, KubeApi, Object
 from gpuspawner.node.dra.published import slice_name
 
 log = logging.getLogger(__name__)

@@ -21,10 +21,10 @@ from gpuspawner import capacity, protocol
 from gpuspawner import kubernetes_names as names
 from gpuspawner.card import Card
 from gpuspawner.errors import Conflict, GPUSpawnerError, InUse, NoRoom, NotFound, Unavailable
+from gpuspawner.kubernetes_api import ApiError, KubeApi, Object
 from gpuspawner.node.agent import Agent
 from gpuspawner.node.dra import cdi, published
 from gpuspawner.node.dra.acts import CLAIMS, Acts, Context, claim_path
-from gpuspawner.node.dra.api import ApiError, KubeApi, Object
 from gpuspawner.node.dra.claims import Allocation, Claims, Outcome, Prepared, Wish, allocation, wish, wish_number
 from gpuspawner.node.dra.pods import Pods
 from gpuspawner.node.dra.publisher import Publisher
