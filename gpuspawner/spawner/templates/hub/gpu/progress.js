@@ -6,6 +6,7 @@
   const began = Date.now() - Number(list.dataset.seconds) * 1000;
   const items = [...list.children];
   let cancelling = false;
+  let over = false;
 
   const show = (seconds) => seconds.toFixed(1) + " s";
   function step(event) {
@@ -26,16 +27,15 @@
   source.onmessage = (message) => {
     const event = JSON.parse(message.data);
     if (event.part) step(event);
+    if (!event.ready && !event.failed) return;
+    over = true;
+    source.close();
+    if (cancelling) return;  // JupyterHub calls a cancelled start ready
     if (event.ready) {
-      source.close();
       items.forEach((item) => { item.dataset.state = "done"; });
       status.textContent = "Ready. Opening your server.";
-      location.reload();  // which leads to the server
     }
-    if (event.failed && !cancelling) {
-      source.close();
-      location.reload();
-    }
+    location.reload();  // which leads to the server, or says what went wrong
   };
   source.onerror = () => {
     if (source.readyState === EventSource.CLOSED && !cancelling) setTimeout(() => location.reload(), 2000);
@@ -64,6 +64,7 @@
       cancelling = false;
       cancel.disabled = false;
       status.textContent = "It could not be cancelled: " + error.message;
+      if (over) setTimeout(() => location.reload(), 3000);
     }
   });
 })();
