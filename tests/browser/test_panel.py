@@ -291,7 +291,7 @@ def test_a_hidden_tab_and_a_closed_panel_stop_what_they_need(lab: Page, panel: L
 
     lab.locator(".jp-gpu-item").click()
     expect(panel).to_be_hidden()
-    pumped(lab, lambda: asked[-1] == {**asked[-1], "seconds": 30, "detail": False}, "the panel to be given up")
+    pumped(lab, lambda: asked[-1] == {**asked[-1], "seconds": 60, "detail": False}, "the panel to be given up")
 
     hide = (
         "hidden => { Object.defineProperty(document, 'hidden', { configurable: true, value: hidden });"
