@@ -21,7 +21,7 @@ limits_src := $(wildcard gpuspawner/node/limits/Makefile $(shell find gpuspawner
 lab_src := $(shell find extensions/lab/src extensions/lab/style -type f 2>/dev/null) $(wildcard extensions/lab/tsconfig*.json)
 lab_py := $(shell find extensions/lab/gpuspawner_lab extensions/lab/jupyter-config -type f -not -path '*/labextension/*' -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help up runtime stop status test test-hub5 test-runtime soak lint docs check-c cluster bench setup setup-dev lock clean
+.PHONY: help up runtime stop status test test-hub5 test-runtime test-cluster soak lint docs check-c cluster bench setup setup-dev lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -48,6 +48,10 @@ test-hub5: setup-dev $(STAMPS)/hub5 ## run the tests of the hub that differ by v
 test-runtime: ## run the tests of the runtime, in an environment of their own with PyTorch (4.5 GB)
 	@python="$$(tools/runtime-env)"; $$python -m pytest -q $${PYTEST_ARGS:-} tests/runtime
 
+test-cluster: setup-dev $(STAMPS)/cluster ## run the tests on a Kubernetes cluster of their own (as root; builds it the first time, in a quarter of an hour and more)
+	@[ -n "$${GPUSPAWNER_TEST_KUBECONFIG:-}" ] || $(PY) -m tests.support.cluster.build etcd kubernetes containerd kwok
+	@$(PY) -m pytest -q $${PYTEST_ARGS:-} tests/cluster
+
 soak: setup-dev ## let people, clocks and faults do what they will for half an hour (GPUSPAWNER_SOAK_SECONDS)
 	@GPUSPAWNER_SOAK_SECONDS=$${GPUSPAWNER_SOAK_SECONDS:-1800} $(PY) -m pytest -q -s tests/integration/test_properties.py
 
@@ -57,7 +61,7 @@ lint: setup-dev ## check style and types only
 check-c: setup-dev ## check the C code: cppcheck, clang-tidy, sanitizers, rubbish for what reads files and sockets
 	@tools/check-c
 
-cluster: setup-dev ## run a Kubernetes cluster for tests until Ctrl-C, and print its kubeconfig (as root)
+cluster: setup-dev $(STAMPS)/cluster ## run a Kubernetes cluster for tests until Ctrl-C, and print its kubeconfig (as root)
 	@$(PY) -m tests.support.cluster $(CLUSTER_ARGS)
 
 docs: setup-dev ## build the documentation into build/docs, warnings as errors
@@ -72,7 +76,7 @@ bench-%: setup-dev ## run one benchmark, e.g. make bench-resize
 
 setup: $(STAMPS)/runtime $(STAMPS)/package $(STAMPS)/proxy $(STAMPS)/simulation $(STAMPS)/limits $(STAMPS)/lab $(STAMPS)/bytecode ## set up all that `make up` needs
 
-setup-dev: $(STAMPS)/dev setup $(STAMPS)/bytecode-dev $(STAMPS)/browser $(STAMPS)/c-checkers $(STAMPS)/cluster ## set up all that `make test` needs
+setup-dev: $(STAMPS)/dev setup $(STAMPS)/bytecode-dev $(STAMPS)/browser $(STAMPS)/c-checkers ## set up all that `make test` needs
 
 lock: $(STAMPS)/venv ## resolve the Python dependencies anew
 	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra oauth --extra kubernetes --extra dev --extra docs --upgrade -q -o requirements/lock.txt
