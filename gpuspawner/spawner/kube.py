@@ -27,7 +27,6 @@ from gpuspawner.spawner.steps import Steps
 #: How often a start is placed, the first time included, before its user hears of it.
 ATTEMPTS = 4
 _LOOK = 0.1
-_TOLD_WITHIN = 10.0
 #: The scheduler's and the kubelet's events, and which part of the start they belong to.
 _PARTS = {"Scheduled": "card", "Pulling": "environment", "Pulled": "environment", "Created": "server"}
 
@@ -56,7 +55,6 @@ class GPUKubeSpawner(SharedSpawner, KubeSpawner):  # type: ignore[misc, unused-i
         self._session: Json = {}
         self._pod: Json = {}
         self._before_profile: dict[str, Any] = {}
-        self._name_is_ours = False
 
     @default("env_keep")
     def _default_env_keep(self) -> list[str]:
@@ -130,10 +128,9 @@ class GPUKubeSpawner(SharedSpawner, KubeSpawner):  # type: ignore[misc, unused-i
 
     async def _start_session(self) -> str:
         self.steps, self.failure = Steps(), None
-        self._may_hold, self._name_is_ours = True, False
+        self._may_hold = True
         try:
             await self._check_name()
-            self._name_is_ours = True
             url = await self._start_somewhere()
         except BaseException as error:
             if isinstance(error, Refused) and error.status_code == 400 and self.wanted == self.choice:
@@ -223,17 +220,11 @@ class GPUKubeSpawner(SharedSpawner, KubeSpawner):  # type: ignore[misc, unused-i
                 return await self._why_lost()
 
     async def _why_lost(self) -> Exception:
-        """What the service says of it, which writes it down a moment later."""
-        reason = "its pod was deleted"
-        for _ in range(round(_TOLD_WITHIN / _LOOK)):
-            try:
-                session = await self.service.request("GET", f"/sessions/{self.session_id}")
-            except Refused as refused:
-                return refused
-            if session["state"] in ("ending", "ended"):
-                reason = session.get("end_reason") or reason
-                break
-            await asyncio.sleep(_LOOK)
+        try:
+            session = await self.service.request("GET", f"/sessions/{self.session_id}")
+        except Refused as refused:
+            return refused
+        reason = session.get("end_reason") or "its pod was deleted"
         if reason.startswith(names.PLACE_AGAIN):
             return _PlaceAgain(reason.partition(": ")[2] or reason)
         return Refused(424, f"Your server ended while it was starting: {reason}.", code="ended")
@@ -267,8 +258,6 @@ class GPUKubeSpawner(SharedSpawner, KubeSpawner):  # type: ignore[misc, unused-i
         self._remember(profiles.stored(self.choice, []))
 
     async def _delete_pod(self) -> None:
-        if not self._name_is_ours:
-            return
         try:
             await to_the_end(super().stop(now=True))
         except Exception:  # the service deletes the pod of a session that has ended

@@ -161,8 +161,6 @@ class FakeKubernetes:
             name = body["metadata"]["name"]
             if f"{path}/{name}" in self.objects:
                 return _status(409, "AlreadyExists")
-            if path.endswith("/pods"):
-                body.setdefault("status", {"phase": "Pending"})
             return web.json_response(self.put(f"{path}/{name}", body), status=201)
         if method == "GET" and known is None and path.rpartition("/")[2] in _PLURALS:
             found = [each for at, each in self.objects.items() if _in(at, path) and _selected(each, query)]
@@ -215,7 +213,7 @@ class FakeKubernetes:
         return answer
 
 
-_PLURALS = ("nodes", "pods", "events", "persistentvolumeclaims", "resourceslices", "resourceclaims")
+_PLURALS = ("nodes", "pods", "resourceslices", "resourceclaims")
 
 
 async def _write(answer: web.StreamResponse, event: Object) -> None:
@@ -241,10 +239,7 @@ def _selected(content: Object, query: dict[str, str]) -> bool:
         if key not in labels or (equals and labels[key] != value):
             return False
     key, _, value = query.get("fieldSelector", "").partition("=")
-    found: Any = content
-    for part in filter(None, key.split(".")):
-        found = (found or {}).get(part)
-    return not key or found == value
+    return not key or content.get("spec", {}).get(key.removeprefix("spec.")) == value
 
 
 def _merge(into: Object, change: Object) -> None:

@@ -435,8 +435,9 @@ def test_what_happens_during_a_fault_is_seen_afterwards(
         cluster.vanish(f"{SLICES}/n1")
         cluster.node("n2", 3)
     until(lambda: free(fleet) == {uuid("n2", index): 8 for index in range(3)})
-    running(cluster, fleet, "s-1")
     with Answering(cluster):
+        start(fleet, "s-1")
+        until(lambda: (held := fleet._inventory.held("s-1")) and held.claim and held.claim.answer)
         fleet.resize("s-1", 8)
 
 
@@ -475,11 +476,9 @@ def test_a_service_that_lost_its_records_takes_over_what_runs(cluster: FakeClust
         first = service(fleet)
         row, launch, _ = first.start("ann", "two", GPUShare(2), "hub")
         assert isinstance(launch, PodLaunch)
-        until(lambda: (claim := cluster.get(f"{CLAIMS}/{row.id}")) and claim.get("status"))
+        until(lambda: (claim := cluster.get(f"{CLAIMS}/{row.id}")) and claim["status"].get("devices"))
         cluster.pod("jupyter-ann", launch)
-        until(
-            lambda: fleet.alive(row.id) and (held := fleet._inventory.held(row.id)) and held.claim and held.claim.answer
-        )
+        until(lambda: fleet.alive(row.id))
         first.resize(row.id, GPUShare(4), "ann")
         second = service(fleet)
         (found,) = second.store.sessions(states=("starting", "running"))
@@ -494,11 +493,9 @@ def test_a_claim_that_a_pod_has_used_is_not_used_again(cluster: FakeCluster, fle
         sessions = service(fleet)
         row, launch, new = sessions.start("ann", "", GPUShare(2), "hub")
         assert new
-        until(lambda: (claim := cluster.get(f"{CLAIMS}/{row.id}")) and claim.get("status"))
+        until(lambda: (claim := cluster.get(f"{CLAIMS}/{row.id}")) and claim["status"].get("devices"))
         cluster.pod("jupyter-ann", launch)
-        until(
-            lambda: fleet.alive(row.id) and (held := fleet._inventory.held(row.id)) and held.claim and held.claim.answer
-        )
+        until(lambda: fleet.alive(row.id))
         again, _, new = sessions.start("ann", "", GPUShare(2), "hub")
     assert new
     assert again.id != row.id
