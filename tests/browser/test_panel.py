@@ -70,7 +70,7 @@ def pumped(page: Page, condition: Callable[[], object], what: str) -> None:
         page.wait_for_timeout(20)
         return condition()
 
-    until(met, 60, what)
+    until(met, 120, what)  # a page's lease of telemetry lasts a minute
 
 
 def theme(page: Page, name: str) -> None:
@@ -138,12 +138,12 @@ def test_resize_by_keyboard(lab: Page, panel: Locator, hub: Stack, pictures: Pat
 
 
 def test_kernels_on_the_card_show_as_its_utilisation(lab: Page, panel: Locator, hub: Stack, tmp_path: Path) -> None:
-    put(hub, "pia", "compute", compiled(tmp_path).read_bytes(), 0o755)
+    put(hub, "pia", ".compute", compiled(tmp_path).read_bytes(), 0o755)
     value = panel.locator(".jp-gpu-reading", has_text="Utilisation").locator(".jp-gpu-value")
     expect(value).to_have_text("0 %")
     run_in_kernel(
         lab,
-        "import subprocess\nload = subprocess.Popen(['./compute', '1000', 'plain', '0'], stdout=subprocess.PIPE)\n"
+        "import subprocess\nload = subprocess.Popen(['./.compute', '1000', 'plain', '0'], stdout=subprocess.PIPE)\n"
         "assert load.stdout.readline() == b'ready\\n'",
     )
     expect(value).to_have_text(re.compile(r"^([3-9]\d|100) %$"))  # of a share of 1/2
@@ -291,7 +291,7 @@ def test_a_hidden_tab_and_a_closed_panel_stop_what_they_need(lab: Page, panel: L
 
     lab.locator(".jp-gpu-item").click()
     expect(panel).to_be_hidden()
-    pumped(lab, lambda: asked[-1] == {**asked[-1], "seconds": 60, "detail": False}, "the panel to be given up")
+    pumped(lab, lambda: asked[-1]["seconds"] > 0 and not asked[-1]["detail"], "the panel to be given up")
 
     hide = (
         "hidden => { Object.defineProperty(document, 'hidden', { configurable: true, value: hidden });"
