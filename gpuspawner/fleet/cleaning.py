@@ -86,6 +86,11 @@ class Cleaner:
         with self._lock:
             self._ending.setdefault(session, 0.0)
 
+    def is_ending(self, session: str) -> bool:
+        """Whether a session's pod and claim are being deleted."""
+        with self._lock:
+            return session in self._ending
+
     def changes(self) -> list[FleetChange]:
         """What happened since the last question."""
         found = []
@@ -184,8 +189,9 @@ class Cleaner:
             until = time.monotonic() + self._avoid_seconds
             with self._lock:
                 self._avoid.update(dict.fromkeys(held.claim.pinned, until))
-        self.end(held.session, reason)
+        # Told before it is so: whoever finds the session ended can know why.
         self._changes.append(FleetChange(held.session, "ended", reason))
+        self.end(held.session, reason)
 
     async def _try_to_delete(self, session: str) -> None:
         with self._lock:

@@ -259,14 +259,13 @@ class Inventory:
         if claim is None:
             if pod is None or pod.owner is None or pod.owner[2].cards:
                 return None
-            return Grant(held.session, (), 0, ended=pod.over or pod.ending, owner=pod.owner)
+            return Grant(held.session, (), 0, ended=pod.ending, owner=pod.owner)
         answer = claim.answer
-        lost = answer is not None and answer.eighths == 0
         return Grant(
             session=held.session,
             cards=self.cards_named(claim.pinned),
             eighths_per_card=answer.eighths if answer and answer.eighths else claim.share.eighths_per_card,
-            ended=claim.ending or claim.refused is not None or lost or (pod is not None and pod.over),
+            ended=claim.ending,
             burst=claim.burst,
             owner=(claim.user, claim.server, claim.share),
         )

@@ -8,6 +8,7 @@ exactly the cards that placement has chosen; the spawner makes the pod that uses
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import threading
@@ -15,13 +16,14 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from gpuspawner import kubernetes_names as names
 from gpuspawner.errors import Conflict, GPUSpawnerError, InUse, NoRoom, NotFound, Unavailable
 from gpuspawner.fleet.base import CardState, FleetChange, Grade, Grant, Holder, Notice, PodLaunch
 from gpuspawner.fleet.cleaning import Cleaner, paths
-from gpuspawner.fleet.inventory import Inventory
+from gpuspawner.fleet.inventory import Held, Inventory
 from gpuspawner.fleet.mirror import Mirror
 from gpuspawner.fleet.objects import Answer, Object, SessionClaim, claim_manifest, session_claim, session_labels, wish
 from gpuspawner.fleet.placement import place
@@ -156,14 +158,18 @@ class KubernetesFleet:
 
     def grants(self) -> list[Grant]:
         """Every session of this installation, those included that are ending."""
-        found = {held.session: grant for held in self._inventory.all_held() if (grant := self._inventory.grant(held))}
+        found = {held.session: grant for held in self._inventory.all_held() if (grant := self._grant(held))}
         return [*found.values(), *(grant for name, grant in self._without_pod().items() if name not in found)]
 
     def grant(self, session: str) -> Grant | None:
         """What one session holds."""
         held = self._inventory.held(session)
-        found = self._inventory.grant(held) if held is not None else None
+        found = self._grant(held) if held is not None else None
         return found or self._without_pod().get(session)
+
+    def _grant(self, held: Held) -> Grant | None:
+        grant = self._inventory.grant(held)
+        return replace(grant, ended=True) if grant and self._cleaner.is_ending(held.session) else grant
 
     def _without_pod(self) -> dict[str, Grant]:
         now = time.monotonic()
@@ -228,9 +234,7 @@ class KubernetesFleet:
             self._waiting[session] = (grant, time.monotonic() + self._cleaner.start_seconds)
             return grant, launch
         with self._placing:
-            avoided = self._cleaner.avoided()
-            states = [state for state in self.cards() if state.card.uuid not in avoided or card == state.card.uuid]
-            uuids = place(share, states, card)
+            uuids = self._place(share, card)
             self._inventory.reserve(session, uuids, share.eighths_per_card)
         manifest = claim_manifest(session, self._instance, self._namespace, user, server, share, uuids, burst=burst)
         try:
@@ -249,6 +253,14 @@ class KubernetesFleet:
             owner=(user, server, share),
         )
         return grant, launch
+
+    def _place(self, share: GPUShare, card: str | None) -> tuple[str, ...]:
+        """Where nothing has failed just now, and if there is no such place wherever it fits."""
+        states, avoided = self.cards(), self._cleaner.avoided()
+        if avoided and card is None:
+            with contextlib.suppress(NoRoom, NotFound):
+                return place(share, [state for state in states if state.card.uuid not in avoided])
+        return place(share, states, card)
 
     def launch(self, session: str) -> PodLaunch:
         """How to make the pod of a session that has none yet. A claim that a pod has used is not used again: the

@@ -135,12 +135,7 @@ class SessionService:
 
     def look(self) -> None:
         """Write down what happened in the fleet by itself, and what could not be written down before."""
-        for change in self.fleet.watch():
-            log.info("session %s: %s (%s)", change.session, change.what, change.reason)
-            if change.what == "ended":
-                self._ends.setdefault(change.session, ("node", self.idle.reason(change.session, change.reason)))
-            elif change.what == "excess":
-                self._unwritten.append(change)
+        self._hear()
         with self._noting:
             while self._unwritten:
                 self.store.noted(self._unwritten[0].session, self._unwritten[0].reason)
@@ -149,6 +144,14 @@ class SessionService:
         if self.idle.times.on:
             rows = self.store.sessions(states=("running",))
             self.idle.look({row.id: GPUShare.parse(row.share) for row in rows})
+
+    def _hear(self) -> None:
+        for change in self.fleet.watch():
+            log.info("session %s: %s (%s)", change.session, change.what, change.reason)
+            if change.what == "ended":
+                self._ends.setdefault(change.session, ("node", self.idle.reason(change.session, change.reason)))
+            elif change.what == "excess":
+                self._unwritten.append(change)
 
     def notices(self, row: SessionRow) -> list[Notice]:
         """What the user of a session should know now."""
@@ -187,6 +190,8 @@ class SessionService:
         grants = {grant.session: grant for grant in self.fleet.grants()}
         for row in rows:
             grant = grants.get(row.id)
+            if (grant is None or (grant.ended and row.state in LIVE)) and row.id not in self._ends:
+                self._hear()  # it went after the last question; why was told before it was gone
             if grant is None:
                 self._ended(row.id, True, reason)
             elif grant.ended and row.state in LIVE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,9 @@ from gpuspawner.spawner.steps import Steps
 #: How often a start is placed, the first time included, before its user hears of it.
 ATTEMPTS = 4
 _LOOK = 0.1
+_TOLD_WITHIN = 10.0
+#: So long a pod may be made and not be seen yet, before somebody looks where it is.
+_UNSEEN = 1.0
 #: The scheduler's and the kubelet's events, and which part of the start they belong to.
 _PARTS = {"Scheduled": "card", "Pulling": "environment", "Pulled": "environment", "Created": "server"}
 
@@ -55,6 +59,8 @@ class GPUKubeSpawner(SharedSpawner, KubeSpawner):  # type: ignore[misc, unused-i
         self._session: Json = {}
         self._pod: Json = {}
         self._before_profile: dict[str, Any] = {}
+        self._name_is_ours = False
+        self._made_at: float | None = None  # when this start's pod was made
 
     @default("env_keep")
     def _default_env_keep(self) -> list[str]:
@@ -128,9 +134,10 @@ class GPUKubeSpawner(SharedSpawner, KubeSpawner):  # type: ignore[misc, unused-i
 
     async def _start_session(self) -> str:
         self.steps, self.failure = Steps(), None
-        self._may_hold = True
+        self._may_hold, self._name_is_ours = True, False
         try:
             await self._check_name()
+            self._name_is_ours = True
             url = await self._start_somewhere()
         except BaseException as error:
             if isinstance(error, Refused) and error.status_code == 400 and self.wanted == self.choice:
@@ -189,6 +196,7 @@ class GPUKubeSpawner(SharedSpawner, KubeSpawner):  # type: ignore[misc, unused-i
 
     async def _start_pod(self) -> str:
         """KubeSpawner's own start, unless the service takes the pod away first. Raises _PlaceAgain."""
+        self._made_at = None
         starting = asyncio.ensure_future(super()._start())
         telling = asyncio.ensure_future(self._tell_events())
         lost = asyncio.ensure_future(self._lost())
@@ -204,27 +212,53 @@ class GPUKubeSpawner(SharedSpawner, KubeSpawner):  # type: ignore[misc, unused-i
             await asyncio.gather(starting, telling, lost, return_exceptions=True)
 
     async def _lost(self) -> Exception:
-        """Returns when the pod was there and is deleted by somebody, with what the service says of that."""
+        """Returns when the pod was made and is deleted by somebody, with what the service says of that."""
         key = f"{self.namespace}/{self.pod_name}"
         label = self.session_id
-        seen = False
+        seen, looked = False, 0.0
         while True:
             await asyncio.sleep(_LOOK)
             pod = self.pod_reflector.pods.get(key) if self.pod_reflector else None
             meta = pod["metadata"] if pod is not None else {}
-            ours = (meta.get("labels") or {}).get(names.SESSION_LABEL) == label
-            going = ours and "deletionTimestamp" in meta
-            if ours and not going:
+            if (meta.get("labels") or {}).get(names.SESSION_LABEL) == label:
                 seen = True
-            elif seen or going:
+                if "deletionTimestamp" not in meta:
+                    continue
+            # what comes and goes within a moment, the reflector may never show
+            now = time.monotonic()
+            if not seen and (self._made_at is None or now - max(self._made_at, looked) < _UNSEEN):
+                continue
+            looked = now
+            if seen or await self._is_gone(label):
                 return await self._why_lost()
 
-    async def _why_lost(self) -> Exception:
+    async def _is_gone(self, session: str) -> bool:
+        """Whether the API server has no pod of that session under our name."""
         try:
-            session = await self.service.request("GET", f"/sessions/{self.session_id}")
-        except Refused as refused:
-            return refused
-        reason = session.get("end_reason") or "its pod was deleted"
+            pod = await self.api.read_namespaced_pod(self.pod_name, self.namespace)
+        except ApiException as error:
+            return bool(error.status == 404)
+        return bool((pod.metadata.labels or {}).get(names.SESSION_LABEL) != session)
+
+    async def _make_create_pod_request(self, pod: Any, request_timeout: Any) -> bool:
+        """KubeSpawner's, and when it was done."""
+        made: bool = await super()._make_create_pod_request(pod, request_timeout)
+        if made:
+            self._made_at = time.monotonic()
+        return made
+
+    async def _why_lost(self) -> Exception:
+        """What the service says of it, which writes it down a moment later."""
+        reason = "its pod was deleted"
+        for _ in range(round(_TOLD_WITHIN / _LOOK)):
+            try:
+                session = await self.service.request("GET", f"/sessions/{self.session_id}")
+            except Refused as refused:
+                return refused
+            if session["state"] in ("ending", "ended"):
+                reason = session.get("end_reason") or reason
+                break
+            await asyncio.sleep(_LOOK)
         if reason.startswith(names.PLACE_AGAIN):
             return _PlaceAgain(reason.partition(": ")[2] or reason)
         return Refused(424, f"Your server ended while it was starting: {reason}.", code="ended")
@@ -258,6 +292,8 @@ class GPUKubeSpawner(SharedSpawner, KubeSpawner):  # type: ignore[misc, unused-i
         self._remember(profiles.stored(self.choice, []))
 
     async def _delete_pod(self) -> None:
+        if not self._name_is_ours:
+            return
         try:
             await to_the_end(super().stop(now=True))
         except Exception:  # the service deletes the pod of a session that has ended

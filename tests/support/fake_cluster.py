@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -123,6 +124,11 @@ class FakeCluster(FakeKubernetes):
 
         self.change(f"{at}/{session}", change)
 
+    def refused(self, session: str) -> bool:
+        claim = self.get(f"{CLAIMS}/{session}") or {}
+        devices = claim.get("status", {}).get("devices") or [{}]
+        return any(each["type"] == names.READY for each in devices[0].get("conditions", []))
+
     def pod(self, name: str, launch: Any, phase: str = "Running") -> Object:
         """The spawner makes the pod of a session, and it runs; its claim is reserved for it."""
         meta = {"labels": dict(launch.labels), "annotations": dict(launch.annotations)}
@@ -148,11 +154,13 @@ class FakeCluster(FakeKubernetes):
 
 
 class Answering(threading.Thread):
-    """Node and scheduler at work: what is claimed is allocated, what is wished is granted while there is room."""
+    """Node, scheduler and kubelet at work: what is claimed is allocated, what is wished is granted, pods run. Of the
+    claims that a pod uses the first `refusing` are refused, as by a card that has just grown full."""
 
-    def __init__(self, cluster: FakeCluster) -> None:
+    def __init__(self, cluster: FakeCluster, refusing: int = 0) -> None:
         super().__init__(daemon=True)
         self._cluster = cluster
+        self._refusing = refusing
         self._over = threading.Event()
 
     def __enter__(self) -> Answering:
@@ -166,10 +174,11 @@ class Answering(threading.Thread):
     def run(self) -> None:
         while not self._over.wait(0.005):
             for session, claim in self._cluster.under(CLAIMS).items():
-                try:
+                with contextlib.suppress(KeyError):  # it was deleted meanwhile
                     self._serve(session, claim)
-                except KeyError:  # it was deleted meanwhile
-                    continue
+            for name, pod in self._cluster.under(PODS).items():
+                with contextlib.suppress(KeyError):
+                    self._run(name, pod)
 
     def _serve(self, session: str, claim: Object) -> None:
         if claim["metadata"].get("deletionTimestamp"):
@@ -181,5 +190,29 @@ class Answering(threading.Thread):
         notes = claim["metadata"]["annotations"]
         wanted, number = int(notes[names.WANTED_EIGHTHS]), int(notes[names.WANTED_NUMBER])
         devices = claim["status"].get("devices")
-        if not devices or devices[0]["data"][names.DATA_REQUEST] < number:
+        refused = devices and "data" not in devices[0]
+        # as a node does: nothing is prepared, and so nothing answered, for a claim that no pod uses
+        if (
+            not refused
+            and claim["status"].get("reservedFor")
+            and (not devices or devices[0]["data"][names.DATA_REQUEST] < number)
+        ):
             self._cluster.answer(session, wanted, number)
+
+    def _run(self, name: str, pod: Object) -> None:
+        if pod.get("status", {}).get("phase") == "Running":
+            return
+        for use in pod.get("spec", {}).get("resourceClaims", []):
+            session = use["resourceClaimName"]
+            claim = self._cluster.get(f"{CLAIMS}/{session}")
+            if claim is None or "allocation" not in claim.get("status", {}):
+                return
+            self._cluster.reserve(session, name, pod["metadata"]["uid"])
+            if self._refusing:
+                self._refusing -= 1
+                self._cluster.refuse(session)
+            if self._cluster.refused(session):
+                return
+        ready = {"name": "notebook", "ready": True, "image": "i", "imageID": "i", "restartCount": 0, "state": {}}
+        running = {"phase": "Running", "podIP": "127.0.0.1", "containerStatuses": [ready]}
+        self._cluster.change(f"{PODS}/{name}", lambda each: each.update(status=running))

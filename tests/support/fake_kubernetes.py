@@ -161,6 +161,8 @@ class FakeKubernetes:
             name = body["metadata"]["name"]
             if f"{path}/{name}" in self.objects:
                 return _status(409, "AlreadyExists")
+            if path.endswith("/pods"):
+                body.setdefault("status", {"phase": "Pending"})
             return web.json_response(self.put(f"{path}/{name}", body), status=201)
         if method == "GET" and known is None and path.rpartition("/")[2] in _PLURALS:
             found = [each for at, each in self.objects.items() if _in(at, path) and _selected(each, query)]
@@ -213,7 +215,7 @@ class FakeKubernetes:
         return answer
 
 
-_PLURALS = ("nodes", "pods", "resourceslices", "resourceclaims")
+_PLURALS = ("nodes", "pods", "events", "persistentvolumeclaims", "resourceslices", "resourceclaims")
 
 
 async def _write(answer: web.StreamResponse, event: Object) -> None:
@@ -239,7 +241,10 @@ def _selected(content: Object, query: dict[str, str]) -> bool:
         if key not in labels or (equals and labels[key] != value):
             return False
     key, _, value = query.get("fieldSelector", "").partition("=")
-    return not key or content.get("spec", {}).get(key.removeprefix("spec.")) == value
+    found: Any = content
+    for part in filter(None, key.split(".")):
+        found = (found or {}).get(part)
+    return not key or found == value
 
 
 def _merge(into: Object, change: Object) -> None:

@@ -435,9 +435,8 @@ def test_what_happens_during_a_fault_is_seen_afterwards(
         cluster.vanish(f"{SLICES}/n1")
         cluster.node("n2", 3)
     until(lambda: free(fleet) == {uuid("n2", index): 8 for index in range(3)})
+    running(cluster, fleet, "s-1")
     with Answering(cluster):
-        start(fleet, "s-1")
-        until(lambda: (held := fleet._inventory.held("s-1")) and held.claim and held.claim.answer)
         fleet.resize("s-1", 8)
 
 
@@ -476,9 +475,11 @@ def test_a_service_that_lost_its_records_takes_over_what_runs(cluster: FakeClust
         first = service(fleet)
         row, launch, _ = first.start("ann", "two", GPUShare(2), "hub")
         assert isinstance(launch, PodLaunch)
-        until(lambda: (claim := cluster.get(f"{CLAIMS}/{row.id}")) and claim["status"].get("devices"))
+        until(lambda: (claim := cluster.get(f"{CLAIMS}/{row.id}")) and claim.get("status"))
         cluster.pod("jupyter-ann", launch)
-        until(lambda: fleet.alive(row.id))
+        until(
+            lambda: fleet.alive(row.id) and (held := fleet._inventory.held(row.id)) and held.claim and held.claim.answer
+        )
         first.resize(row.id, GPUShare(4), "ann")
         second = service(fleet)
         (found,) = second.store.sessions(states=("starting", "running"))
@@ -493,9 +494,11 @@ def test_a_claim_that_a_pod_has_used_is_not_used_again(cluster: FakeCluster, fle
         sessions = service(fleet)
         row, launch, new = sessions.start("ann", "", GPUShare(2), "hub")
         assert new
-        until(lambda: (claim := cluster.get(f"{CLAIMS}/{row.id}")) and claim["status"].get("devices"))
+        until(lambda: (claim := cluster.get(f"{CLAIMS}/{row.id}")) and claim.get("status"))
         cluster.pod("jupyter-ann", launch)
-        until(lambda: fleet.alive(row.id))
+        until(
+            lambda: fleet.alive(row.id) and (held := fleet._inventory.held(row.id)) and held.claim and held.claim.answer
+        )
         again, _, new = sessions.start("ann", "", GPUShare(2), "hub")
     assert new
     assert again.id != row.id
