@@ -143,6 +143,7 @@ class GPUKubeSpawner(SharedSpawner, KubeSpawner):  # type: ignore[misc, unused-i
             if isinstance(error, Refused) and error.status_code == 400 and self.wanted == self.choice:
                 self.choice = Choice()  # it names what is not there any more
             self.failure = self._failure(error)
+            self._not_counted(error)
             if isinstance(error, asyncio.CancelledError):
                 self._answer_cancelled(self.failure.happened)
             await self._undo_start()

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jupyterhub
 from jupyterhub.handlers.pages import SpawnHandler
 from sqlalchemy import inspect
 from traitlets import Bool, Instance, Unicode, default, observe, validate
@@ -133,7 +134,9 @@ class SharedSpawner(LoggingConfigurable):  # type: ignore[misc, unused-ignore]
                 raise invalid("share", wanted.share.amount, "a share of a card")
         except GPUSpawnerError as error:
             self._remember(self.choice.options)
-            raise Refused.from_error(error) from error
+            refused = Refused.from_error(error)
+            self._not_counted(refused)
+            raise refused from error
         self.wanted = wanted
 
     @observe("handler")
@@ -170,6 +173,14 @@ class SharedSpawner(LoggingConfigurable):  # type: ignore[misc, unused-ignore]
         else:
             happened = f"The hub could not start the server ({type(error).__name__})."
         return form.failure(happened, code, held, self._log_tail())
+
+    def _not_counted(self, error: BaseException) -> None:
+        """JupyterHub 5 counts every failed start and exits after a few; from 6 on it counts no refusal (below 500).
+        What it is about to add for one is taken off here."""
+        counts_all = jupyterhub.version_info[0] < 6
+        if counts_all and self.handler is not None and isinstance(error, Refused) and error.status_code < 500:
+            settings = self.handler.settings
+            settings["failure_count"] = settings.get("failure_count", 0) - 1
 
     def _answer_cancelled(self, happened: str) -> None:
         """Answer the request that asked for this start where it still waits: JupyterHub would say 500."""
