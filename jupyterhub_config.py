@@ -133,7 +133,7 @@ c.JupyterHub.load_roles = [
     {
         "name": "gpuspawner-service",
         "description": "Learn whose token it is, and by what people sign in",
-        "scopes": ["read:users", "read:servers", "read:hub"],
+        "scopes": ["read:users", "read:roles:users", "read:servers", "read:hub"],
         "services": ["gpuspawner"],
     },
 ]

@@ -7,7 +7,9 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -27,8 +29,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("stop", help="end everything on this machine, running sessions included")
     status = commands.add_parser("status", help="show the cards and the sessions that run")
     status.add_argument("--json", action="store_true", help="as JSON, for programs")
+    policy = commands.add_parser("policy", help="the policy file: check one, or explain it for a user")
+    verbs = policy.add_subparsers(dest="verb", required=True)
+    check = verbs.add_parser("check", help="read a policy file, and say what is wrong with it")
+    check.add_argument("file", nargs="?", help="left out: the one that the service reads")
+    explain = verbs.add_parser("explain", help="what the policy in force means for a user")
+    explain.add_argument("user")
     given = parser.parse_args(argv)
     try:
+        if given.command == "policy":
+            return _check_policy(given.file) if given.verb == "check" else _explain_policy(given.user)
         if given.command == "status":
             return _status(given.json)
         from gpuspawner import supervisor
@@ -60,6 +70,41 @@ def _status(as_json: bool) -> int:
         print(f"{name}: {session['share']} of {session['model']}, {memory} in use, {session['state']}")
     if not sessions:
         print("no session runs")
+    return 0
+
+
+def _check_policy(file: str | None) -> int:
+    from gpuspawner.service.policy.source import parse
+
+    path = Path(file or os.environ.get("GPUSPAWNER_POLICY") or Settings.from_env().state / "policy.yaml")
+    try:
+        read = parse(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        print(f"gpuspawner: {path}: {error}", file=sys.stderr)
+        return 1
+    rules = "no rules: everybody may start everything" if read.rules is None else f"{len(read.rules)} rules"
+    print(f"{path}: good. {rules}, {len(read.budgets)} budgets, prices in {read.currency}.")
+    return 0
+
+
+def _explain_policy(user: str) -> int:
+    with _service(Settings.from_env()) as service:
+        told = _get(service, f"policy/users/{quote(user, safe='')}")
+    print(f"{user}: groups {', '.join(told['groups']) or 'none'}; roles {', '.join(told['roles']) or 'none'}")
+    if not told["restricted"]:
+        print("There are no rules: everybody may start everything.")
+        return 0
+    print("rules: " + (", ".join(rule["name"] for rule in told["rules"]) or "none"))
+    print("rights on their own sessions: " + (", ".join(told["rights"]) or "none"))
+    print(f"sessions at once: {'any number' if told['sessions'] is None else told['sessions']}")
+    allowed = told["environments"]
+    print(f"environments: {'all' if allowed is None else ', '.join(allowed) or 'none'}")
+    for start in told["starts"]:
+        what = f"{start['share']} {start['model']}".strip()
+        print(
+            f"  {'may   ' if start['allowed'] else 'may not'} {what}"
+            + (f": {start['reason']}" if start["reason"] else "")
+        )
     return 0
 
 

@@ -21,9 +21,12 @@ from gpuspawner.service.app import create_app
 from gpuspawner.service.auth import TOKEN_CACHE_SECONDS, Authenticator
 from gpuspawner.service.database import open_database
 from gpuspawner.service.place import Place
+from gpuspawner.service.policy.book import Book
+from gpuspawner.service.policy.people import HubDirectory
+from gpuspawner.service.policy.source import PolicySource
 from gpuspawner.service.sessions import SessionService
 from gpuspawner.service.store import Store
-from gpuspawner.service.tariff import Tariff
+from gpuspawner.service.tariff import CurrentTariff
 from gpuspawner.state import Settings
 
 
@@ -39,10 +42,14 @@ def main() -> int:
         token = place.token
         folder = settings.state / "service"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        tariff = Tariff()
+        named = os.environ.get("GPUSPAWNER_POLICY")
+        path = Path(named).expanduser().absolute() if named else settings.state / "policy.yaml"
+        source = PolicySource(path, folder / "policy-in-force.yaml", required=bool(named))
+        book = Book(source, HubDirectory(place.hub_api, token))
+        tariff = CurrentTariff(lambda: source.current.prices)
         url = os.environ.get("GPUSPAWNER_DATABASE_URL") or f"sqlite:///{folder / 'service.sqlite'}"
         store = Store(open_database(url), tariff)
-        sessions = SessionService(place.open_fleet(settings), store, IdleTimes.from_env())
+        sessions = SessionService(place.open_fleet(settings), store, IdleTimes.from_env(), book)
         sockets = [_port(place.host, settings.service_port), _private_socket(settings.service_socket)]
     except (GPUSpawnerError, OSError) as error:
         print(f"gpuspawner service: {error}", file=sys.stderr)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -20,10 +20,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gpuspawner import __version__
 from gpuspawner.errors import GPUSpawnerError, InvalidInput, NotAllowed, NotFound, Unavailable, shorten
 from gpuspawner.service import schemas, views
-from gpuspawner.service.auth import Authenticator, Principal
+from gpuspawner.service.auth import Action, Authenticator, Principal, signed_in
+from gpuspawner.service.policy.book import View
+from gpuspawner.service.policy.decide import Forbidden, Policy
+from gpuspawner.service.policy.routes import policy_routes
 from gpuspawner.service.sessions import SessionService, Watcher
 from gpuspawner.service.tables import SessionRow
-from gpuspawner.service.tariff import Tariff
+from gpuspawner.service.tariff import Pricing
 from gpuspawner.share import GPUShare
 
 log = logging.getLogger(__name__)
@@ -35,7 +38,7 @@ MAX_BODY_BYTES = 64 * 1024
 def create_app(
     sessions: SessionService,
     authenticator: Authenticator,
-    tariff: Tariff,
+    tariff: Pricing,
     prefix: str = "/",
     choose_card: bool = False,
     burst: bool = False,
@@ -63,6 +66,8 @@ def create_app(
     app.add_middleware(LimitBody)
     _add_error_handlers(app)
     app.include_router(_router(sessions, authenticator, tariff, choose_card, burst), prefix=api, responses=_ERRORS)
+    for more in (policy_routes(sessions, authenticator),):
+        app.include_router(more, prefix=api, responses=_ERRORS)
     return app
 
 
@@ -72,23 +77,23 @@ _ERRORS: dict[int | str, dict[str, object]] = {
 
 
 def _router(
-    sessions: SessionService, authenticator: Authenticator, tariff: Tariff, choose_card: bool, burst: bool
+    sessions: SessionService, authenticator: Authenticator, tariff: Pricing, choose_card: bool, burst: bool
 ) -> APIRouter:
     router = APIRouter()
 
-    async def principal(authorization: Annotated[str | None, Header()] = None) -> Principal:
-        return await authenticator.principal(authorization)
+    Caller = Annotated[Principal, Depends(signed_in(authenticator))]
 
-    Caller = Annotated[Principal, Depends(principal)]
+    def may(caller: Principal, action: Action, row: SessionRow) -> bool:
+        return sessions.book.may(caller, action, row.user, row.server)
 
-    def visible(caller: Principal, session: str) -> SessionRow:
+    def visible(caller: Principal, session: str, action: Action = "read") -> SessionRow:
         row = sessions.store.session(session) if len(session) <= 32 else None
-        if row is None or not caller.may("read", row.user, row.server):
+        if row is None or not (may(caller, "read", row) or (action != "read" and may(caller, action, row))):
             raise NotFound("There is no such session, or you may not see it.", field="session", given=session)
         return row
 
     def shown(row: SessionRow) -> schemas.Session:
-        return views.session(row, sessions.fleet, tariff, sessions.notices(row))
+        return views.session(row, sessions.fleet, tariff, sessions.notices(row), sessions.book.view_or_none(row.user))
 
     @router.get("/health")
     def health() -> schemas.Health:
@@ -96,11 +101,20 @@ def _router(
         return schemas.Health(status="ok", version=__version__, cards=len(sessions.fleet.cards()))
 
     @router.get("/offers")
-    def offers(caller: Caller) -> schemas.Offers:
-        """The shares that exist here, and which of them could be started now."""
+    def offers(
+        caller: Caller, user: Annotated[str | None, Query(min_length=1, max_length=255)] = None
+    ) -> schemas.Offers:
+        """The shares that exist here, and which of them the caller, or a user of theirs, could start now."""
         if not caller.may("read"):
             raise NotAllowed("Your token lacks the scope custom:gpuspawner:read.")
-        return views.offers(sessions.fleet, tariff, choose_card, burst)
+        book = sessions.book
+        if user not in (None, caller.user) and not caller.may("admin", user):
+            raise NotAllowed("Only administrators may see what other users are offered.")
+        whose = user or caller.user
+        view = View(Policy(), ()) if whose is None else book.view(whose)
+        found = views.offers(sessions.fleet, tariff, view, choose_card, burst)
+        found.policy_problem = book.source.problem if caller.may("admin") else None
+        return found
 
     @router.get("/sessions")
     def list_sessions(
@@ -112,7 +126,7 @@ def _router(
         """The sessions that the caller may see, newest first; without those that have ended, unless asked for."""
         states = () if ended else ("starting", "running", "ending")
         rows = sessions.store.sessions(user, server, states)
-        return schemas.Sessions(sessions=[shown(row) for row in rows if caller.may("read", row.user, row.server)])
+        return schemas.Sessions(sessions=[shown(row) for row in rows if may(caller, "read", row)])
 
     @router.post("/sessions", status_code=201)
     def start(body: schemas.SessionRequest, caller: Caller, response: Response) -> schemas.Started:
@@ -123,7 +137,9 @@ def _router(
         if body.card is not None:
             _check_card(body.card, share, choose_card)
         wanted = burst if body.burst is None else body.burst
-        row, launch, new = sessions.start(body.user, body.server, share, actor="hub", card=body.card, burst=wanted)
+        row, launch, new = sessions.start(
+            body.user, body.server, share, actor="hub", card=body.card, burst=wanted, environment=body.environment
+        )
         response.status_code = 201 if new else 200
         return views.started(shown(row), launch)
 
@@ -136,8 +152,10 @@ def _router(
     def resize(session: str, body: schemas.ResizeRequest, caller: Caller, request: Request) -> Response:
         """Change a running session's share, or its burst, or both. Refused whole with 409 when the share does not fit;
         nothing is changed then."""
-        row = visible(caller, session)
-        if not caller.may("resize", row.user, row.server):
+        row = visible(caller, session, "resize")
+        if not may(caller, "resize", row):
+            if caller.may("resize", row.user, row.server):
+                raise Forbidden("The policy gives you no right to resize this session.")
             raise NotAllowed("Your token lacks the scope custom:gpuspawner:resize for this session.")
         if "share" not in body.model_fields_set and body.burst is None:
             raise InvalidInput("share: missing.", field="share", given=None, allowed="a share, burst, or both")
@@ -149,7 +167,7 @@ def _router(
     @router.put("/sessions/{session}/activity")
     def activity(session: str, body: schemas.Activity, caller: Caller) -> schemas.Idle:
         """Say how long nothing was done in a session: its own server, or the culler with what JupyterHub knows."""
-        row = visible(caller, session)
+        row = visible(caller, session, "activity")
         if not caller.may("activity", row.user, row.server):
             raise NotAllowed("Your token lacks the scope custom:gpuspawner:activity for this session.")
         by_server = not caller.may_everywhere("activity")

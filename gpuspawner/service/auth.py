@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hmac
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from fastapi import Header
 from jupyterhub.services.auth import HubAuth
 from tornado.web import HTTPError
 
 from gpuspawner.errors import GPUSpawnerError, Unavailable
 
-Action = Literal["read", "resize", "activity", "admin"]
+Action = Literal["read", "resize", "hand-over", "activity", "admin"]
 PREFIX = "custom:gpuspawner:"
 #: Seconds for which the hub's answer about a token is believed: how long a revoked token still works here.
 TOKEN_CACHE_SECONDS = 10
@@ -20,6 +22,8 @@ TOKEN_CACHE_SECONDS = 10
 _TOKEN = re.compile(r"[!-~]{1,512}", re.ASCII)
 #: Names by which the ledger means a part of gpuspawner and no person.
 _OWN_NAMES = ("hub", "node")
+#: Handing eighths over is a resize of two sessions.
+_SCOPE_OF: dict[Action, Action] = {"hand-over": "resize"}
 
 
 class NotSignedIn(GPUSpawnerError):
@@ -31,26 +35,33 @@ class NotSignedIn(GPUSpawnerError):
 
 @dataclass(frozen=True)
 class Principal:
-    """Someone with a name (for the ledger) and JupyterHub scopes. `hub` is the hub itself, who may do all."""
+    """Someone with a name (for the ledger) and JupyterHub scopes. `hub` is the hub itself, who may do all. `user`: the
+    person whose token it is; None for services."""
 
     name: str
     scopes: frozenset[str] = frozenset()
     hub: bool = False
+    user: str | None = None
 
     def may(self, action: Action, user: str | None = None, server: str | None = None) -> bool:
         """Whether it may do `action` to a user's server; with no user named, whether to anything at all
         (`admin`: to everything)."""
         if self.hub or f"{PREFIX}admin" in self.scopes:
             return True
+        scoped = _SCOPE_OF.get(action, action)
         for scope in self.scopes:
             name, _, narrowed = scope.partition("!")
-            if name != f"{PREFIX}{action}":
+            if name != f"{PREFIX}{scoped}":
                 continue
             if not narrowed or (user is None and action != "admin"):
                 return True
             if narrowed == f"user={user}" or (server is not None and narrowed == f"server={user}/{server}"):
                 return True
         return False
+
+    def may_all_of_own(self, action: Action) -> bool:
+        """Whether it may do `action` to every server of the person whose token it is."""
+        return self.user is not None and self.may(action, self.user)
 
     def may_everywhere(self, action: Action) -> bool:
         """Whether it may do `action` to whatever server, not being narrowed to some."""
@@ -78,7 +89,17 @@ class Authenticator:
             raise Unavailable("JupyterHub does not answer, so the token cannot be checked now.") from error
         if not model:
             raise NotSignedIn("JupyterHub does not know this token, or it has expired.")
-        return Principal(_ledger_name(model), frozenset(model.get("scopes") or ()))
+        user = str(model["name"]) if model.get("kind", "user") == "user" else None
+        return Principal(_ledger_name(model), frozenset(model.get("scopes") or ()), user=user)
+
+
+def signed_in(authenticator: Authenticator) -> Callable[..., Awaitable[Principal]]:
+    """The caller of a request, as FastAPI's dependency."""
+
+    async def principal(authorization: Annotated[str | None, Header()] = None) -> Principal:
+        return await authenticator.principal(authorization)
+
+    return principal
 
 
 def _ledger_name(model: dict[str, Any]) -> str:

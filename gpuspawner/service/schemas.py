@@ -28,6 +28,7 @@ class SessionRequest(Strict):
     burst: StrictBool | None = Field(
         default=None, description="may compute with what others leave idle; null: as the operator has set it"
     )
+    environment: StrictStr | None = Field(default=None, max_length=255, description="what runs in it, for the policy")
 
 
 class ResizeRequest(Strict):
@@ -49,6 +50,7 @@ class Offer(BaseModel):
     price_per_hour: str
     available: bool
     free_places: int = Field(description="how many sessions could start with it now")
+    allowed: bool = Field(description="whether the policy gives it to whoever this is for")
     reason: str | None = Field(description="why it is not available")
     expected_wait_seconds: int | None = Field(description="until it is available; null where nobody knows")
     default: bool
@@ -83,6 +85,11 @@ class Offers(BaseModel):
     offers: list[Offer]
     burst: bool = Field(description="whether a start that does not say may compute with what others leave idle")
     cards: list[FreeCard] | None = Field(description="null where nobody may choose the exact card")
+    environments: list[str] | None = Field(default=None, description="which the policy allows; null: all")
+    no_card_reason: str | None = Field(default=None, description="why no session without a card may be started")
+    policy_problem: str | None = Field(
+        default=None, description="for administrators: why the policy file on disk is not what is in force"
+    )
 
 
 class CardInfo(BaseModel):
@@ -243,6 +250,30 @@ class Health(BaseModel):
     status: Literal["ok"]
     version: str
     cards: int
+
+
+class PolicyState(BaseModel):
+    """The policy in force. `problem`: why the file on disk is another one. `digest`: SHA-256 of the file in force."""
+
+    digest: str | None
+    problem: str | None
+    restricted: bool = Field(description="whether there are rules; without them everybody may start everything")
+    rules: list[str]
+    currency: str
+
+
+class Explained(BaseModel):
+    """What the policy means for a user now."""
+
+    user: str
+    groups: list[str]
+    roles: list[str]
+    restricted: bool
+    rules: list[dict[str, Any]] = Field(description="the rules that are about the user now, as the file has them")
+    rights: list[str] = Field(description="on the user's own sessions")
+    sessions: int | None = Field(description="how many at once; null: no limit")
+    environments: list[str] | None = Field(description="null: all")
+    starts: list[dict[str, Any]] = Field(description="for each model and share, whether it is allowed, and why not")
 
 
 class ErrorBody(BaseModel):

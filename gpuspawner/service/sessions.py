@@ -14,6 +14,7 @@ from gpuspawner.errors import Conflict, GPUSpawnerError, NotFound
 from gpuspawner.fleet.base import Fleet, FleetChange, Grant, Launch, Notice, PodLaunch
 from gpuspawner.idle import IdleTimes
 from gpuspawner.service.idle import IdleWatch
+from gpuspawner.service.policy.book import Book
 from gpuspawner.service.store import LIVE, Store
 from gpuspawner.service.tables import SessionRow
 from gpuspawner.share import GPUShare, share_error
@@ -27,9 +28,12 @@ REPLACE_WAIT = 15.0
 class SessionService:
     """Sessions of one fleet. Methods block and are thread-safe; changes of one session wait for each other."""
 
-    def __init__(self, fleet: Fleet, store: Store, idle_times: IdleTimes | None = None) -> None:
+    def __init__(
+        self, fleet: Fleet, store: Store, idle_times: IdleTimes | None = None, book: Book | None = None
+    ) -> None:
         self.fleet = fleet
         self.store = store
+        self.book = book or Book()
         self.idle = IdleWatch(idle_times or IdleTimes(), fleet.busy, self._shrink)
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         # Who ends a session and why, from the moment it begins until its eighths are free.
@@ -40,15 +44,27 @@ class SessionService:
         self._reconcile()
 
     def start(
-        self, user: str, server: str, share: GPUShare, actor: str, card: str | None = None, *, burst: bool = False
+        self,
+        user: str,
+        server: str,
+        share: GPUShare,
+        actor: str,
+        card: str | None = None,
+        *,
+        burst: bool = False,
+        environment: str | None = None,
     ) -> tuple[SessionRow, Launch | PodLaunch, bool]:
         """Start a session for a user's server, on the card of uuid `card` if one is named; the last value says
-        whether it is new.
+        whether it is new. Raises Forbidden where the policy does not give it to the user.
 
         The same request gives the same session as long as no process of it runs. One whose processes do run
         is unknown to the hub that asks again (it was killed before it could note it), and is ended first.
         """
-        with self._locks[f"{user}/{server}"]:
+        # a policy may count the sessions of a user, so these come one after the other
+        with self._locks[f"{user}/"], self._locks[f"{user}/{server}"] if server else contextlib.nullcontext():
+            if not self.book.policy.open:
+                others = [row for row in self.store.sessions(user=user, states=LIVE) if row.server != server]
+                card = self.book.check_start(user, share, environment, self.fleet.cards(), card, len(others))
             old = self.store.live(user, server)
             if old is not None:
                 same = old.share == share.amount and (share.model is None or share.model == old.model)
@@ -86,9 +102,9 @@ class SessionService:
 
     def resize(self, session: str, share: GPUShare, actor: str, reason: str | None = None) -> SessionRow:
         """Change a running session's share of its card, in its running processes; the session as it is then. `reason`
-        is for the ledger.
+        is for the ledger. A smaller share is never against the policy.
 
-        Raises NoRoom, InUse, Conflict, NotFound; nothing has changed then.
+        Raises NoRoom, InUse, Conflict, NotFound, Forbidden; nothing has changed then.
         """
         with self._locks[session]:
             before = self._live_grant(session)
@@ -101,6 +117,9 @@ class SessionService:
                 raise Conflict("This session was started without a card. Start the server anew to choose one.")
             if len(before.cards) > 1:
                 raise Conflict("A session with several cards holds them whole; it cannot be resized while it runs.")
+            if share.eighths > before.eighths_per_card and not self.book.policy.open:
+                states = self.fleet.cards([card.uuid for card in before.cards])
+                self.book.check_growth(self._known(session).user, GPUShare(share.eighths), states)
             self.fleet.resize(session, share.eighths)
             try:
                 row = self.store.resized(session, share, actor, reason)
@@ -135,6 +154,7 @@ class SessionService:
 
     def look(self) -> None:
         """Write down what happened in the fleet by itself, and what could not be written down before."""
+        self.book.source.refresh()
         self._hear()
         with self._noting:
             while self._unwritten:

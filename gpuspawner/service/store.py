@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, Table, bindparam, insert, select, upd
 
 from gpuspawner.fleet.base import Grant
 from gpuspawner.service.tables import LedgerRow, SessionRow
-from gpuspawner.service.tariff import Tariff
+from gpuspawner.service.tariff import Pricing
 from gpuspawner.share import GPUShare
 
 Kind = Literal["start", "resize", "excess", "end", "free"]
@@ -39,7 +39,7 @@ def now_ms() -> int:
 class Store:
     """The service's memory. Thread-safe; rows handed out are copies."""
 
-    def __init__(self, engine: Engine, tariff: Tariff) -> None:
+    def __init__(self, engine: Engine, tariff: Pricing) -> None:
         self._engine = engine
         self._tariff = tariff
         # What is written depends on what was read, and SQLite's transactions begin with the first write.

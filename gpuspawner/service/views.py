@@ -12,9 +12,10 @@ from gpuspawner.card import Card
 from gpuspawner.fleet.base import CardState, Fleet, Grant, Launch, Notice, PodLaunch
 from gpuspawner.fleet.placement import most_together, no_room_reason, places, places_for_several
 from gpuspawner.service import schemas
+from gpuspawner.service.policy.book import View
 from gpuspawner.service.store import LIVE
 from gpuspawner.service.tables import LedgerRow, SessionRow
-from gpuspawner.service.tariff import Tariff, money
+from gpuspawner.service.tariff import Pricing, money
 from gpuspawner.share import EIGHTHS_PER_CARD, FRACTIONS, MAX_CARDS, GPUShare, eighths_text
 
 #: From weak to strong.
@@ -27,8 +28,9 @@ def iso(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def offers(fleet: Fleet, tariff: Tariff, choose_card: bool = False, burst: bool = False) -> schemas.Offers:
-    """All shares of all models that the fleet has now, and its cards where one may be chosen."""
+def offers(fleet: Fleet, tariff: Pricing, view: View, choose_card: bool = False, burst: bool = False) -> schemas.Offers:
+    """All shares of all models that the fleet has now, and its cards where one may be chosen. What the `view` does not
+    allow is there too, with the reason."""
     by_model: dict[str, list[CardState]] = {}
     states = fleet.cards()
     for state in states:
@@ -36,14 +38,13 @@ def offers(fleet: Fleet, tariff: Tariff, choose_card: bool = False, burst: bool 
     found = []
     for model, cards in sorted(by_model.items()):
         several = [EIGHTHS_PER_CARD * count for count in range(2, min(most_together(cards), MAX_CARDS) + 1)]
-        free_of_each = Counter(state.free_eighths for state in cards if state.fits is None)
-        cut = [state for state in cards if state.fits is not None]
         memory = min(state.card.memory_bytes for state in cards)
         shared = any(state.only_whole is None for state in cards)
         for eighths in (*(FRACTIONS if shared else (EIGHTHS_PER_CARD,)), *several):
             share = GPUShare(eighths)
             one = share.cards == 1
-            free = places(share, free_of_each, cut) if one else places_for_several(share, cards)
+            theirs, forbidden = _theirs(view, share, cards)
+            free = 0 if forbidden else _places(share, theirs)
             found.append(
                 schemas.Offer(
                     share=share.amount,
@@ -55,7 +56,8 @@ def offers(fleet: Fleet, tariff: Tariff, choose_card: bool = False, burst: bool 
                     price_per_hour=tariff.price(share, model),
                     available=free > 0,
                     free_places=free,
-                    reason=None if free else no_room_reason(share, cards),
+                    allowed=forbidden is None,
+                    reason=None if free else forbidden or no_room_reason(share, theirs),
                     # what others hold may go on for as long as they like; only a queue could tell
                     expected_wait_seconds=0 if free else None,
                     default=False,
@@ -73,8 +75,27 @@ def offers(fleet: Fleet, tariff: Tariff, choose_card: bool = False, burst: bool 
         currency=tariff.currency,
         offers=found,
         burst=burst,
-        cards=[_free_card(state) for state in states] if choose_card else None,
+        cards=[_free_card(state) for state in states if view.of(GPUShare(0), [state])] if choose_card else None,
+        environments=view.environments,
+        no_card_reason=view.why_not(GPUShare(0), ()),
     )
+
+
+def _theirs(view: View, share: GPUShare, cards: list[CardState]) -> tuple[list[CardState], str | None]:
+    """The cards on which a person may start `share`, and why they may not where there is none."""
+    theirs = view.of(share, cards)
+    if not theirs:
+        return [], view.why_not(share, cards)
+    if share.cards > 1 and len(theirs) < len(cards):
+        return [], "The policy does not give all cards, and several together need all of them."
+    return theirs, None
+
+
+def _places(share: GPUShare, cards: list[CardState]) -> int:
+    if share.cards > 1:
+        return places_for_several(share, cards)
+    free_of_each = Counter(state.free_eighths for state in cards if state.fits is None)
+    return places(share, free_of_each, [state for state in cards if state.fits is not None])
 
 
 def _free_card(state: CardState) -> schemas.FreeCard:
@@ -93,8 +114,10 @@ def _health(state: CardState) -> schemas.CardHealth:
     return schemas.CardHealth(state=state.health.state, reason=state.health.reason)
 
 
-def session(row: SessionRow, fleet: Fleet, tariff: Tariff, notices: Collection[Notice] = ()) -> schemas.Session:
-    """A session as the API shows it."""
+def session(
+    row: SessionRow, fleet: Fleet, tariff: Pricing, notices: Collection[Notice] = (), view: View | None = None
+) -> schemas.Session:
+    """A session as the API shows it. `view`: what its user may have; None where everything."""
     grant = fleet.grant(row.id)
     states = {state.card.uuid: state for state in fleet.cards(json.loads(row.cards))}
     cards = [state.card for state in states.values()]
@@ -124,7 +147,7 @@ def session(row: SessionRow, fleet: Fleet, tariff: Tariff, notices: Collection[N
         resizable=live and share.cards == 1 and bool(cards) and states[cards[0].uuid].resize == "live",
         resize=states[cards[0].uuid].resize if share.cards == 1 and cards else "none",
         free_eighths=states[cards[0].uuid].free_eighths if live and share.cards == 1 and cards else None,
-        options=_options(grant, states[cards[0].uuid], share, tariff)
+        options=_options(grant, states[cards[0].uuid], share, tariff, view)
         if grant and live and share.cards == 1 and cards
         else [],
         burst=grant.burst if grant and live else row.burst,
@@ -139,7 +162,9 @@ def started(session: schemas.Session, launch: Launch | PodLaunch) -> schemas.Sta
     return schemas.Started(session=session, launch=schemas.LaunchInfo(**asdict(launch)))
 
 
-def _options(grant: Grant, state: CardState, current: GPUShare, tariff: Tariff) -> list[schemas.ResizeOption]:
+def _options(
+    grant: Grant, state: CardState, current: GPUShare, tariff: Pricing, view: View | None
+) -> list[schemas.ResizeOption]:
     free = state.free_eighths + grant.eighths_per_card
     card: Card = state.card
     others = f"Others hold {eighths_text(EIGHTHS_PER_CARD - free)} of this card."
@@ -147,14 +172,15 @@ def _options(grant: Grant, state: CardState, current: GPUShare, tariff: Tariff) 
     found = []
     for eighths in FRACTIONS if state.only_whole is None else (EIGHTHS_PER_CARD,):
         share = GPUShare(eighths)
-        fits = eighths <= free
+        forbidden = view.why_not(share, [state]) if view is not None and eighths > current.eighths else None
+        fits = eighths <= free and forbidden is None
         found.append(
             schemas.ResizeOption(
                 share=share.amount,
                 memory_bytes=share.memory_bytes(card.memory_bytes),
                 price_per_hour=tariff.price(share, card.model),
                 available=fits,
-                reason=None if fits else refused,
+                reason=None if fits else forbidden or refused,
                 current=eighths == current.eighths,
                 live=state.resize == "live",
             )

@@ -49,15 +49,15 @@ class ServiceClient:
             raise Refused(503, "The GPU service gave an answer that is not understood.", code="unavailable")
         return cast(Json, body)
 
-    async def offers(self) -> Json:
-        """What can be started now (GET /offers)."""
-        return await self.request("GET", "/offers")
+    async def offers(self, user: str) -> Json:
+        """What a user could start now (GET /offers)."""
+        return await self.request("GET", "/offers", params={"user": user})
 
     async def start(
         self, user: str, server: str, share: str, model: str | None, **more: bool | str | None
     ) -> tuple[Json, Json]:
         """A session for (user, server) and how to launch its server, on a cluster how to make its pod (POST /sessions).
-        `more`: burst and card, left to the service where they are None."""
+        `more`: burst, card and environment, left to the service where they are None."""
         asked: Json = {"user": user, "server": server, "share": share, "model": model}
         asked |= {key: value for key, value in more.items() if value is not None}
         try:

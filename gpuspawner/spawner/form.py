@@ -100,7 +100,7 @@ async def options_form(spawner: Any) -> str:
         link, failure = spawner.link, None
         chosen = merged(spawner.choice, link.choice)
     try:
-        answer = await spawner.service.offers()
+        answer = await spawner.service.offers(spawner.user.name)
     except Refused as refused:
         return render({}, Choice(), problem=refused.jupyterhub_message)
     return render(
@@ -111,6 +111,7 @@ async def options_form(spawner: Any) -> str:
         link=link,
         failure=failure,
         no_card=spawner.offer_no_card,
+        admin=bool(spawner.user.admin),
     )
 
 
@@ -137,12 +138,25 @@ def render(
     link: Link | None = None,
     failure: Failure | None = None,
     no_card: bool = True,
+    admin: bool = False,
 ) -> str:
     """The form's HTML from the service's answer to GET /offers and what is `chosen` beforehand."""
     link, environments = link or Link(), environments or [OWN]
     offers, currency = answer.get("offers", []), answer.get("currency", "")
-    value = preselected(offers, chosen, default_share)
+    value = preselected(offers, chosen, default_share, no_card=not answer.get("no_card_reason"))
     notices = [*link.notices, *_missing(offers, link.choice, environments, answer.get("cards"))]
+    if admin and answer.get("policy_problem"):
+        notices.append(
+            f"For administrators: the policy file is not used, the last good one is in force. "
+            f"{answer['policy_problem']}"
+        )
+    no_card_reason = answer.get("no_card_reason")
+    allowed = answer.get("environments")
+    refused = {
+        each.name: f"The policy allows {', '.join(allowed) or 'none'}."
+        for each in environments
+        if allowed is not None and each.name not in allowed
+    }
     shown = [_shown(offer, currency, value) for offer in offers]
     if not problem and not offers and not no_card:
         problem = "This machine has no cards that can be shared out."
@@ -161,9 +175,13 @@ def render(
         full=bool(offers) and not any(offer["available"] for offer in offers),
         no_card=no_card,
         no_card_chosen=value == "none",
-        startable=no_card or any(offer["available"] for offer in offers),
+        no_card_reason=no_card_reason,
+        refused=refused,
+        startable=(no_card and not no_card_reason) or any(offer["available"] for offer in offers),
         environments=environments,
-        environment=chosen.environment if chosen.environment in names else names[0],
+        environment=chosen.environment
+        if chosen.environment in names and chosen.environment not in refused
+        else next((name for name in names if name not in refused), names[0]),
         extra=dict(chosen.extra),
         options=any(environment.options for environment in environments),
         burst=_burst(answer, chosen),
@@ -187,13 +205,13 @@ def _weakest(offers: list[Json]) -> str | None:
     return next((grade for grade in reversed(GRADES) if grade in grades), None)
 
 
-def preselected(offers: list[Json], chosen: Choice, default_share: str) -> str | None:
+def preselected(offers: list[Json], chosen: Choice, default_share: str, *, no_card: bool = True) -> str | None:
     """The value of the offer that is chosen to begin with: of those that are free the one `chosen`, else the
     default, else the first. None if none is free: nobody should start without a card by not looking."""
-    if chosen.share is not None and not chosen.share.cards:
+    if chosen.share is not None and not chosen.share.cards and no_card:
         return "none"
     free = [offer for offer in offers if offer["available"]]
-    wanted = [chosen.share] if chosen.share else []
+    wanted = [chosen.share] if chosen.share and chosen.share.cards else []
     wanted.append(GPUShare.parse(default_share))
     for share in wanted:
         for offer in free:
@@ -247,7 +265,9 @@ def _shown(offer: Json, currency: str, chosen: str | None) -> Json:
     price, places, available = offer["price_per_hour"], offer["free_places"], offer["available"]
     times = f"{share.cards} × " if share.cards > 1 else ""
     value = _value(offer)
-    if not available:
+    if not offer.get("allowed", True):
+        note = offer["reason"]
+    elif not available:
         note = f"{offer['reason'] or 'Taken at the moment.'} {wait_words(offer.get('expected_wait_seconds'))}"
     elif places is None:
         note = "Free"

@@ -170,8 +170,10 @@ class GPUKubeSpawner(SharedSpawner, KubeSpawner):  # type: ignore[misc, unused-i
     async def _start_somewhere(self) -> str:
         for attempt in range(1, ATTEMPTS + 1):
             self._forget_profile()
+            offered = await self.offered_environments()
+            environment = self.wanted.environment or (offered[0].name if offered else None)
             obtaining = obtain_session(
-                self.service, self.user.name, self.name, self.wanted, self.default_share, self.steps
+                self.service, self.user.name, self.name, self.wanted, self.default_share, self.steps, environment
             )
             self._session, self._pod = await to_the_end(obtaining)
             if "labels" not in self._pod:

@@ -143,14 +143,16 @@ class LocalGPUSpawner(SharedSpawner, LocalProcessSpawner):  # type: ignore[misc,
         closing = self._close_ports()
         try:
             names = self.user.name, self.name
-            obtaining = obtain_session(self.service, *names, self.wanted, self.default_share, self.steps)
+            environment = choose(self.known_environments, self.wanted.environment)
+            obtaining = obtain_session(
+                self.service, *names, self.wanted, self.default_share, self.steps, environment.name
+            )
             session, launch = await to_the_end(obtaining)
             self.session_id = session["id"]
             self._save()
             cards = card_names(session)
             chosen = f"Chosen: {session['share']} of {cards}." if cards else "No card, as you asked."
             self.steps.take("card", 40, chosen)
-            environment = choose(self.known_environments, self.wanted.environment)
             self.steps.take("environment", 50, f"{environment.title}, with your home folder.")
             await asyncio.to_thread(home.prepare, Path(launch["home"]), launch["uid"], launch["gid"])
             await closing

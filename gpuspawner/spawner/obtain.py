@@ -22,16 +22,23 @@ _PREVIOUS_ENDS_WITHIN = 15.0
 
 
 async def obtain_session(
-    service: ServiceClient, user: str, server: str, wanted: Choice, default_share: str, steps: Steps
+    service: ServiceClient,
+    user: str,
+    server: str,
+    wanted: Choice,
+    default_share: str,
+    steps: Steps,
+    environment: str | None = None,
 ) -> tuple[Json, Json]:
     """The session for a user's server and how to launch it. `default_share`: for a choice that names none.
+    `environment`: the one that is going to run, by name.
 
     Raises Refused, with what was asked for where that is not free.
     """
-    share = wanted.share or await _default_choice(service, default_share)
+    share = wanted.share or await _default_choice(service, user, default_share)
     asked = size_words(share) + (f" ({model_words(share.model)})" if share.model else "")
     steps.take("place", 10, f"Asked for {asked}.")
-    more = {"burst": wanted.burst, "card": wanted.card}
+    more = {"burst": wanted.burst, "card": wanted.card, "environment": environment}
     try:
         session, launch = await service.start(user, server, share.amount, share.model, **more)
     except Refused as refused:
@@ -62,9 +69,9 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-async def _default_choice(service: ServiceClient, default_share: str) -> GPUShare:
+async def _default_choice(service: ServiceClient, user: str, default_share: str) -> GPUShare:
     """The default share if it is free, else the first that is. Raises Refused (409) if nothing is."""
-    offers = (await service.offers())["offers"]
+    offers = (await service.offers(user))["offers"]
     wanted = GPUShare.parse(default_share)
     free = [offer for offer in offers if offer["available"]]
     for offer in free:

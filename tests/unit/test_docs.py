@@ -8,6 +8,7 @@ from urllib.parse import unquote
 import pytest
 
 from gpuspawner.service.app import create_app
+from gpuspawner.service.policy.reference import page as policy_page
 from gpuspawner.service.tariff import Tariff, money
 from gpuspawner.share import GPUShare
 
@@ -169,6 +170,10 @@ def test_the_rest_page_lists_the_routes_that_exist() -> None:
     }
     told = set(re.findall(r"^### `([A-Z]+ /[^`]*)`", REST_API.read_text(), re.MULTILINE))
     assert told == routes
+
+
+def test_the_page_of_the_policy_file_is_made_from_its_schema() -> None:
+    assert (ROOT / "docs/reference/policy.md").read_text() == policy_page()
 
 
 def test_the_price_tables_are_the_default_tariff() -> None:

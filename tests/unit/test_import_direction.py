@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "service": VOCABULARY | {"fleet", "kubernetes_api"},
     "spawner": VOCABULARY,
     "supervisor": VOCABULARY | {"node", "simulation"},
-    "cli": VOCABULARY | {"supervisor"},
+    "cli": VOCABULARY | {"supervisor", "service"},
 }
 
 

@@ -1,0 +1,240 @@
+"""The policy file as pydantic models: what may stand in it, and what each field means."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from gpuspawner.share import ALLOWED, GPUShare, ShareError
+
+Right = Literal["telemetry", "use", "resize", "hand-over"]
+RIGHTS: tuple[Right, ...] = ("telemetry", "use", "resize", "hand-over")
+_MODEL = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}=[A-Za-z0-9._/-]{1,63}\Z", re.ASCII)
+_UUID = re.compile(r"[A-Za-z0-9-]{8,96}\Z", re.ASCII)
+
+
+def _amount(given: Any) -> Any:
+    """A share without a model. YAML reads 1 as a number; here it can only be meant as text."""
+    text = str(given) if type(given) is int else given
+    try:
+        share = GPUShare.parse(text)
+    except ShareError as error:
+        raise ValueError(f"{given!r} is no share; allowed: {ALLOWED}") from error
+    if share.model is not None:
+        raise ValueError("a share without a model; models have a field of their own")
+    return share.amount
+
+
+def _moment(given: Any) -> Any:
+    """A date is its first moment, UTC; a time without an offset would mean something else on another machine."""
+    if isinstance(given, str):
+        given = datetime.fromisoformat(given) if "T" in given or " " in given else date.fromisoformat(given)
+    if isinstance(given, datetime):
+        if given.tzinfo is None:
+            raise ValueError("a time needs its offset, such as 2027-01-31T18:00:00+01:00")
+        return given
+    if isinstance(given, date):
+        return datetime.combine(given, time(), UTC)
+    raise ValueError("a date such as 2027-01-31, or a time with its offset")
+
+
+def _card(given: str) -> str:
+    if not (_LABEL.match(given) or ("=" not in given and _UUID.match(given))):
+        raise ValueError("a label such as dataset=test, or a card's uuid")
+    return given
+
+
+def _money(given: Any) -> Any:
+    """Decimal text or a whole number: a float is no exact price."""
+    if type(given) not in (str, int):
+        raise ValueError('money is text in quotes, such as "3.20"')
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", str(given), re.ASCII):
+        raise ValueError("money has at most six decimal places and no sign")
+    return int(Decimal(str(given)) * 1_000_000)
+
+
+def _zone(given: str) -> str:
+    try:
+        ZoneInfo(given)
+    except Exception as error:
+        raise ValueError("a time zone of the IANA list, such as Europe/Berlin") from error
+    return given
+
+
+Amount = Annotated[str, BeforeValidator(_amount)]
+Moment = Annotated[datetime, BeforeValidator(_moment)]
+Money = Annotated[int, BeforeValidator(_money), Field(json_schema_extra={"description": "money as decimal text"})]
+CardName = Annotated[str, AfterValidator(_card)]
+Model = Annotated[str, Field(pattern=_MODEL)]
+Name = Annotated[str, Field(min_length=1, max_length=255)]
+Names = Annotated[list[Name], Field(max_length=1000)]
+
+
+class Part(BaseModel):
+    """A part of the file: unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+
+class Allow(Part):
+    """What may be started. A field that is left out allows all of its kind."""
+
+    models: list[Model] | None = Field(None, description="card models or families, such as `h100`")
+    nodes: Names | None = Field(None, description="machines, by name; on one machine it is the empty name")
+    shares: list[Amount] | None = Field(None, description="shares by size: 1/8, 1/4, 1/2, 1, 2, none")
+    cards: list[CardName] | None = Field(None, description="cards by label (`dataset=test`) or uuid")
+    environments: Names | None = Field(None, description="environments or images, by name")
+    sessions: Annotated[int, Field(strict=True, ge=0, le=1000)] | None = Field(
+        None, description="how many at once, sessions without a card included"
+    )
+
+
+class Over(Part):
+    """Whose sessions a rule's rights are about."""
+
+    groups: Names = Field(default_factory=list, description="members of any of these groups")
+    users: Names = Field(default_factory=list, description="these users")
+
+    @model_validator(mode="after")
+    def _somebody(self) -> Over:
+        if not (self.groups or self.users):
+            raise ValueError("name groups or users")
+        return self
+
+
+class Rule(Part):
+    """What some people may do."""
+
+    name: Name = Field(description="how refusals and `gpuspawner policy explain` call it")
+    groups: Names = Field(default_factory=list, description="for members of any of these JupyterHub groups")
+    roles: Names = Field(default_factory=list, description="for holders of any of these JupyterHub roles")
+    users: Names = Field(default_factory=list, description="for these users; with no groups, roles or users: all")
+    since: Moment | None = Field(None, alias="from", description="from when on the rule holds")
+    until: Moment | None = Field(None, description="until when the rule holds")
+    allow: Allow | None = Field(None, description="what may be started; left out: nothing by this rule")
+    rights: list[Right] = Field(
+        default_factory=lambda: list(RIGHTS),
+        description="rights on a share: see its telemetry, use it (start it), resize it, hand eighths over",
+    )
+    over: Over | None = Field(None, description="whose sessions the rights are about; left out: one's own")
+
+    @model_validator(mode="after")
+    def _about_others(self) -> Rule:
+        if self.over is not None and self.allow is not None:
+            raise ValueError("allow: a rule over others gives rights and starts nothing")
+        if self.over is not None and "use" in self.rights:
+            raise ValueError("rights: use of other people's servers is JupyterHub's access:servers")
+        return self
+
+    @property
+    def for_all(self) -> bool:
+        """Whether it names nobody."""
+        return not (self.groups or self.roles or self.users)
+
+
+class Labelled(Part):
+    """Labels of a card."""
+
+    uuid: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{8,96}$")]
+    labels: dict[str, str] = Field(description="such as `dataset: test`")
+
+
+class Prices(Part):
+    """What is charged from a moment on. The newest that has begun counts, whole."""
+
+    since: Moment | None = Field(None, alias="from", description="from when on; left out: always")
+    whole_card: dict[Model, Money] = Field(
+        default_factory=dict, description="per hour, by model or family; the model goes first"
+    )
+    other: Money | None = Field(None, description="per hour for every other model; left out: 2.00")
+    percent: dict[Amount, Annotated[int, Field(strict=True, ge=0, le=100)]] = Field(
+        default_factory=dict, description="of the whole card's price for 1/8, 1/4 and 1/2; left out: 25, 40, 65"
+    )
+
+    @model_validator(mode="after")
+    def _parts(self) -> Prices:
+        wrong = [amount for amount in self.percent if amount not in ("1/8", "1/4", "1/2")]
+        if wrong:
+            raise ValueError(f"percent: {wrong[0]} is not 1/8, 1/4 or 1/2")
+        return self
+
+
+class NodeCost(Part):
+    """What a node costs its owner."""
+
+    node: Name | Literal[""] | None = Field(None, description="its name; left out: every node that is not named")
+    per_hour: Money = Field(description="with cards, power and room")
+    since: Moment | None = Field(None, alias="from", description="from when on; left out: always")
+
+
+class Grid(Part):
+    """How much carbon dioxide a kilowatt hour stands for."""
+
+    grams_per_kwh: Annotated[int, Field(strict=True, ge=0, le=5000)]
+    source: Name = Field(description="where the figure is from; it stands in every row as its method")
+    since: Moment | None = Field(None, alias="from", description="from when on; left out: always")
+
+
+class Budget(Part):
+    """How much may be used. At `warn` percent its users are told; at 100 nothing starts or grows, and after `grace`
+    what runs is shrunk to 1/8."""
+
+    name: Name
+    groups: Names = Field(default_factory=list, description="each of these groups has it, all members together")
+    users: Names = Field(default_factory=list, description="each of these users has it")
+    each: Annotated[bool, Field(strict=True)] = Field(
+        False, description="every member of the groups has one of their own (no groups: every user)"
+    )
+    eighth_hours: Annotated[int, Field(strict=True, ge=0, le=10**9)] | None = Field(
+        None, description="eighth-hours within `days`"
+    )
+    days: Annotated[int, Field(strict=True, ge=1, le=366)] = Field(30, description="the rolling window, in days")
+    money: Money | None = Field(None, description="charged within a calendar month")
+    warn: list[Annotated[int, Field(strict=True, ge=1, le=99)]] = Field(
+        default_factory=lambda: [80, 95], description="percent at which its users are told"
+    )
+    grace_minutes: Annotated[int, Field(strict=True, ge=0, le=10**6)] = Field(
+        60, description="from the end of the budget until what runs is shrunk to 1/8"
+    )
+
+    @model_validator(mode="after")
+    def _of_something(self) -> Budget:
+        if (self.eighth_hours is None) == (self.money is None):
+            raise ValueError("give eighth_hours or money, not both")
+        if not (self.groups or self.users or self.each):
+            raise ValueError("name groups or users, or say each: true")
+        return self
+
+
+class PolicyFile(Part):
+    """The whole file."""
+
+    version: Literal[1]
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = Field("EUR", description="three letters of ISO 4217")
+    timezone: Annotated[str, AfterValidator(_zone)] = Field("UTC", description="in which months begin")
+    rules: list[Rule] | None = Field(
+        None, description="left out: everybody may start everything; else nobody may but by a rule"
+    )
+    cards: list[Labelled] = Field(default_factory=list, description="labels of cards")
+    budgets: list[Budget] = Field(default_factory=list)
+    prices: list[Prices] = Field(default_factory=list, description="left out: the built-in prices")
+    costs: list[NodeCost] = Field(default_factory=list, description="left out: costs are unknown")
+    grid: list[Grid] = Field(default_factory=list, description="left out: carbon dioxide is unknown")
+
+    @model_validator(mode="after")
+    def _unique(self) -> PolicyFile:
+        for what, names in (
+            ("rules", [rule.name for rule in self.rules or []]),
+            ("budgets", [budget.name for budget in self.budgets]),
+            ("cards", [card.uuid for card in self.cards]),
+        ):
+            twice = {name for name in names if names.count(name) > 1}
+            if twice:
+                raise ValueError(f"{what}: {min(twice)!r} stands there twice")
+        return self
