@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,9 @@ if find_spec("torch") is None:  # the hub's environment: `tools/test` runs these
 
 #: Where uv keeps what it has; tests have homes of their own.
 os.environ.setdefault("GPUSPAWNER_TEST_HOME", os.environ.get("HOME", ""))
+# Started in the background of a shell, this process would ignore Ctrl-C, and so would all that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Threads that wait for each other are slow where several processes share the processors, as tests do.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTHONPATH"] = os.pathsep.join([*PATHS, *filter(None, [os.environ.get("PYTHONPATH")])])

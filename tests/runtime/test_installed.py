@@ -73,7 +73,7 @@ def test_what_it_imports_is_what_it_asks_for() -> None:
     asked = [*project["dependencies"], *project["optional-dependencies"]["torch"]]
     names = {re.split(r"[\s>=<\[]", each)[0].lower() for each in asked} | {"gpuspawner_runtime"}
     # used where they are installed anyhow: in a notebook, beside a hub, on a card, with a reader of their own
-    names |= {"ipython", "gpuspawner_lab", "pynvml", "amdsmi", "httpx"}
+    names |= {"ipython", "gpuspawner_lab", "pynvml", "amdsmi", "webdataset", "streaming"}
     for file in (PACKAGE / "gpuspawner_runtime").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             modules = (

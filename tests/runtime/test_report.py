@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpuspawner_runtime import cost
+from gpuspawner_runtime import choices, cost
 from gpuspawner_runtime.cards import Reading
+from gpuspawner_runtime.choices import Choice
 from gpuspawner_runtime.energy import Meter
 from gpuspawner_runtime.processor import Processor
 from gpuspawner_runtime.report import Account, Report
@@ -172,11 +173,12 @@ class Card:
 def test_an_account_fills_a_report(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     began = datetime.now(UTC) - HOUR
     service.answer = (200, {"events": [row(began, 8, "3600000.00")]})
+    monkeypatch.setattr(choices, "latest", Choice("eager", "fast: eager kept"))
     account = Account(Meter(Card(), Processor(Path("/nowhere")), lambda: None), zone="DE").start()
     account.stop()
     figures = account.figures()
     assert figures == account.figures()
-    report = Report("bert", 2, 2, 0, 5, 0.0, 1.0, 0, lost_seconds=3.0, fast="fast: eager kept", **figures)
+    report = Report("bert", 2, 2, 0, 5, 0.0, 1.0, 0, lost_seconds=3.0, **figures)
     assert report.card_joules == 1_800_000
     assert report.gco2 == pytest.approx(0.5 * 381)
     assert report.cost_micros is not None
