@@ -236,7 +236,7 @@ def test_the_panel_sees_pins_and_restores(home: Path) -> None:
         until(lambda: [row["verified"] for row in state(home)["checkpoints"]] == [True, True], 30)
         assert [row["name"] for row in state(home)["checkpoints"]] == ["first", "second"]
         runs.request("restore", "first")
-        until(lambda: r.saver._restore, 30)
+        until(lambda: r.saver.panel.wanted, 30)
         for number, batch in enumerate(r):
             r.step(mine.task.loss(mine.model, batch))
             if number == 0:
@@ -262,7 +262,7 @@ def test_after_going_back_the_training_is_the_same_again() -> None:
             r.step(mine.task.loss(mine.model, batch))
             if r.steps == 6 and not after:
                 runs.request("restore", "second")
-                until(lambda: r.saver._restore, 30)
+                until(lambda: r.saver.panel.wanted, 30)
             if after or r.steps == 2:
                 after[r.steps] = mine.weights
             else:

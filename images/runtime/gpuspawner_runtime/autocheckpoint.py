@@ -11,28 +11,28 @@ import threading
 import time
 import weakref
 from collections import deque
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from gpuspawner_runtime.checkpoint import find, rng
 from gpuspawner_runtime.checkpoint.client import WriterProcess
-from gpuspawner_runtime.checkpoint.interval import LONGEST, interval, mean_time_between_failures
+from gpuspawner_runtime.checkpoint.interval import checked, interval, mean_time_between_failures
 from gpuspawner_runtime.checkpoint.lock import RunLock
+from gpuspawner_runtime.checkpoint.panel import Panel
 from gpuspawner_runtime.checkpoint.parts import Parts
 from gpuspawner_runtime.checkpoint.place import place_of
 from gpuspawner_runtime.checkpoint.remote import Remote
-from gpuspawner_runtime.checkpoint.staging import Copying, Layout, Memory, Snapshot, fitting
+from gpuspawner_runtime.checkpoint.staging import Copying, Layout, Snapshot, Workspace
 from gpuspawner_runtime.checkpoint.store import NAME, Entry, Skipped, Store
 from gpuspawner_runtime.checkpoint.tree import Split
 from gpuspawner_runtime.errors import RuntimeFault
 from gpuspawner_runtime.notices import INTERRUPT, Notices
 from gpuspawner_runtime.ranks import Ranks
-from gpuspawner_runtime.state_file import StateFile, now
 
 _DUE = 1
 #: The first checkpoint, from which the cost of one is known, is due after this many seconds.
 _FIRST = 5.0
-_LOOK_EVERY = 0.5
 _OPENED = "opened"  # a file that is there while the run is open: left over, it says that the run was killed
 
 
@@ -54,9 +54,8 @@ class Checkpointer:
     ) -> None:
         self.name, self.parts = name, parts
         folder, url = place_of(name, store)
-        self.keep, self.every = _checked(keep, every)
+        self.keep, self.every = checked(keep, every)
         self.steps = 0
-        self.alarm: str | None = None
         self.resumed: str | None = None
         self.skipped: list[Skipped] = []
         self.stall_seconds = 0.0
@@ -64,25 +63,18 @@ class Checkpointer:
         self.lost_steps: int | None = 0
         self._store, self._url = Store(folder), url
         self._remote = Remote(url, name) if url else None
-        self._state_file = StateFile(name, title)
-        self._status = "running"
         self._trained, self._failures = 0.0, 0
         self._began = time.monotonic()
         self._costs: deque[float] = deque(maxlen=5)
         self._durations: deque[float] = deque(maxlen=5)
         self._step_times: deque[float] = deque(maxlen=20)
         self._last_step = time.monotonic()
-        self._verified: dict[str, bool] = {}
         self._guard = threading.RLock()
         self._told = threading.Condition(self._guard)
-        self._memory: Memory | None = None
-        self._ready: Memory | None = None
-        self._preparing: threading.Thread | None = None
+        self._workspace = Workspace()
         self._copying: Copying | None = None
         self._copy_cost = 0.0
         self._careful = False  # the next snapshot is taken at a stop
-        self._restore: dict[str, Any] | None = None
-        self._attending = threading.Event()
         self._saved_at = -1
         self._saving = False
         self._steps_alone = steps_alone  # nobody says when a step begins: one is under way at any time
@@ -92,6 +84,7 @@ class Checkpointer:
         self._writer: WriterProcess | None = None
         self.notices = Notices(self._save_now)
         self.ranks = Ranks()
+        self.panel = Panel(name, title, self._store, self._remote, shown=self.ranks.rank == 0)
         self._open(fresh)
 
     # -- opening and closing
@@ -119,8 +112,7 @@ class Checkpointer:
             Split(self._tree())  # what cannot be saved is said now, and not when the first checkpoint is due
             if first:
                 (self._store.folder / _OPENED).touch()
-                self._attendant = threading.Thread(target=self._attend_panel, name="checkpoint-panel", daemon=True)
-                self._attendant.start()
+                self.panel.start()
         except BaseException:
             self._let_go()
             raise
@@ -130,7 +122,20 @@ class Checkpointer:
         self.notices.install()
         self.parts.step_ended()
         self.next_due = time.monotonic() + (_FIRST if self.every is None else self.every)
-        self._publish_state()
+        self.panel.publish()
+
+    @property
+    def alarm(self) -> str | None:
+        return self.panel.alarm
+
+    @property
+    def next_due(self) -> float:
+        """When the next checkpoint is due, by `time.monotonic`."""
+        return self.panel.next_due or 0.0
+
+    @next_due.setter
+    def next_due(self, moment: float) -> None:
+        self.panel.next_due = moment
 
     @property
     def closed(self) -> bool:
@@ -144,10 +149,8 @@ class Checkpointer:
         here = self._saved_at == self.steps
         newest = max((entry.serial for entry in self._store.entries()), default=0)
         same = here and newest == self._serial
-        self._status = "running"
+        self.panel.status, self.panel.alarm = "running", None
         self._began = time.monotonic()
-        self._attending = threading.Event()
-        self.alarm = None
         self._open(fresh=same)
         return same
 
@@ -160,16 +163,16 @@ class Checkpointer:
                 self.save(wait=True)
             self._wait_copied()
         finally:
-            self._status = status
+            self.panel.status = status
             self._trained += time.monotonic() - self._began
             self._let_go()
             atexit.unregister(self._at_exit)
             if self.ranks.rank == 0:
                 (self._store.folder / _OPENED).unlink(missing_ok=True)
-                self._publish_state()
+                self.panel.publish()
 
     def _let_go(self) -> None:
-        self._attending.set()
+        self.panel.stop()
         self.notices.remove()
         self.parts.before_update(None)
         if self._writer is not None:
@@ -177,11 +180,7 @@ class Checkpointer:
             if not writer.wait_idle(0.5):
                 print(f"{self.name}: waiting for the last checkpoint to be written")
             writer.close()
-        if self._preparing is not None:
-            self._preparing.join()
-        for memory in filter(None, (self._memory, self._ready)):
-            memory.close()
-        self._memory = self._ready = self._preparing = None
+        self._workspace.close()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -198,16 +197,9 @@ class Checkpointer:
 
     def _resume(self) -> None:
         found = None
-        wanted = None
         if self.ranks.rank == 0:
-            requests = [each for each in self._state_file.take() if not self._pin(each)]
-            wanted = requests[-1] if requests else None
             found = find.newest(self._store, self._remote)
-            if wanted is not None:
-                entry = next((each for each in self._store.entries() if each.name == wanted["checkpoint"]), None)
-                problem = "There is no such checkpoint any more." if entry is None else self._store.problem(entry)
-                self._state_file.answer(wanted, problem)
-                found.entry = entry if problem is None else found.entry
+            found.entry = self.panel.asked_before() or found.entry
             for each in found.skipped:
                 print(f"{self.name}: skipped {each.name}: {each.reason}")
         found = self.ranks.from_first(found)
@@ -242,7 +234,7 @@ class Checkpointer:
             rng.shift(rank)
         self.parts.step_ended()
         self._saved_at, self._serial = self.steps, entry.serial
-        self._verified[entry.name] = True
+        self.panel.verified[entry.name] = True
 
     _serial = 0
 
@@ -267,8 +259,8 @@ class Checkpointer:
         moment = time.monotonic()
         self._step_times.append(moment - self._last_step)
         self._last_step = moment
-        if self._memory is None and self._preparing is None:
-            self._prepare_memory()
+        if not self._workspace.begun:  # at the first step, when the optimizer has its state
+            self._workspace.prepare(Layout(Split(self._tree())).skeleton)
         wish = self.notices.look()
         if not wish and self.ranks.rank == 0 and self._due(moment):
             wish = _DUE
@@ -283,15 +275,14 @@ class Checkpointer:
         self._last_step = time.monotonic()
 
     def _due(self, moment: float) -> bool:
-        if self._restore is not None:
+        if self.panel.wanted is not None:
             return True
         assert self._writer is not None
         return moment >= self.next_due and self._writer.idle
 
     def _attend(self, wish: int) -> None:
-        request = self.ranks.from_first(self._restore)
+        request = self.ranks.from_first(self.panel.take_wish())
         if request is not None:
-            self._restore = None
             self._go_back(request)
         elif wish >= INTERRUPT:
             self.save(wait=True)
@@ -357,9 +348,10 @@ class Checkpointer:
         self._careful = False
         waited = time.monotonic()
         try:
-            snapshot = Snapshot(self._fitting, self._tree(), (lambda _: False) if careful else self.parts.late)
+            room = partial(self._workspace.fitting, share=self._writer.share)
+            snapshot = Snapshot(room, self._tree(), (lambda _: False) if careful else self.parts.late)
         except (RuntimeFault, MemoryError) as problem:
-            self._alarm(f"The snapshot failed: {problem}")
+            self.panel.raise_alarm(f"The snapshot failed: {problem}")
             self._plan()
             return None
         self._jobs += 1
@@ -378,31 +370,10 @@ class Checkpointer:
         outcome = self._outcomes.get(job["id"], "its writer ended")
         return str(label) if self.ranks.all_true(outcome is None) else None
 
-    def _prepare_memory(self) -> None:
-        """Make the memory of snapshots beside the training, when the optimizer has its state: at the first step."""
-        size = Layout(Split(self._tree())).skeleton
-        self._preparing = threading.Thread(target=self._make_memory, args=(size,), daemon=True)
-        self._preparing.start()
-
-    def _make_memory(self, size: int) -> None:
-        with contextlib.suppress(RuntimeFault):  # said again, to be seen, when it is needed
-            self._ready = fitting(None, size)
-
     def _tree(self) -> dict[str, Any]:
         busy = self.notices.busy
         meta = {"steps": self.steps, "world": self.ranks.world}
         return {"meta": meta, "rng": self.parts.random(busy), **self.parts.tree(shared=self.ranks.rank == 0)}
-
-    def _fitting(self, size: int) -> Memory:
-        assert self._writer is not None
-        if self._memory is None and self._preparing is not None:
-            self._preparing.join()
-        ready, self._ready = self._ready, None
-        memory = fitting(ready or self._memory, size)
-        if memory is not self._memory:
-            self._memory = memory
-            self._writer.share(memory.descriptor, memory.size)
-        return memory
 
     def _job(self, snapshot: Snapshot, number: int, label: str, token: str) -> dict[str, Any]:
         rank, layout = self.ranks.rank, snapshot.layout
@@ -483,116 +454,38 @@ class Checkpointer:
             if kind in ("published", "written"):
                 self._outcomes[event["id"]] = None
                 self.saves += 1
-                self.alarm = None
+                self.panel.alarm = None
                 if kind == "published":
                     self._durations.append(event["seconds"])
             elif kind == "verified":
-                self._verified[event["name"]] = event["ok"]
+                self.panel.verified[event["name"]] = event["ok"]
                 if not event["ok"]:
-                    self._alarm(f"{event['name']} was not written as it should be: {event['message']}.")
+                    self.panel.raise_alarm(f"{event['name']} was not written as it should be: {event['message']}.")
             elif kind == "failed":
                 self._outcomes[event["id"]] = event["message"]
                 if event["code"] == "torn":
                     self._careful, self.next_due = True, time.monotonic()
                 else:
-                    self._alarm(f"{event['name'] or 'A checkpoint'} could not be saved: {event['message']}.")
+                    self.panel.raise_alarm(f"{event['name'] or 'A checkpoint'} could not be saved: {event['message']}.")
                 if event["code"] != "upload":
                     self._saved_at = -1
             for old in [number for number in self._outcomes if number is None or number < self._jobs - 8]:
                 del self._outcomes[old]
             self._told.notify_all()
-            self._publish_state()
-
-    def _alarm(self, sentence: str) -> None:
-        if sentence != self.alarm:
-            print(f"{self.name}: {sentence} Training goes on; the last good checkpoint is kept.")
-        self.alarm = sentence
-        self._publish_state()
+            self.panel.publish()
 
     # -- the panel
-
-    def _attend_panel(self) -> None:
-        done = self._attending
-        mine = weakref.ref(self)
-        while not done.wait(_LOOK_EVERY):
-            if (self_ := mine()) is None:
-                return
-            self_._take_requests()
-            del self_
-
-    def _take_requests(self) -> None:
-        for request in self._state_file.take():
-            if not self._pin(request):
-                self._restore = request
-            self._publish_state()
-
-    def _pin(self, request: dict[str, Any]) -> bool:
-        """Do a request to pin or unpin; False for one of another kind."""
-        if request["action"] == "restore":
-            return False
-        problem = None
-        try:
-            self._store.pin(request["checkpoint"], request["action"] == "pin")
-            if self._remote is not None:
-                self._remote.pin(request["checkpoint"], request["action"] == "pin")
-        except KeyError:
-            problem = "There is no such checkpoint any more."
-        except Exception as error:  # a store may fail in any way of its own
-            problem = f"It could not be done: {error}"[:300]
-        self._state_file.answer(request, problem)
-        return True
 
     def _go_back(self, request: dict[str, Any]) -> None:
         """Load the checkpoint that the panel asked for, into the training that runs."""
         self._wait_copied()
-        entry = problem = None
-        if self.ranks.rank == 0:
-            entry = next((each for each in self._store.entries() if each.name == request["checkpoint"]), None)
-            problem = "There is no such checkpoint any more." if entry is None else self._store.problem(entry)
-        entry, problem = self.ranks.from_first((entry, problem))
-        if entry is not None and problem is None:
+        found = self.panel.find(request) if self.ranks.rank == 0 else None
+        entry, problem = self.ranks.from_first(found)
+        if entry is not None:
             self._load(entry)
             self._saved_at = -1
             print(f"{self.name}: back at {entry.name}, step {self.steps}, as asked")
-        self._state_file.answer(request, problem)
-        self._publish_state()
-
-    def _publish_state(self) -> None:
-        if self.ranks.rank:
-            return
-        with self._guard:
-            rows = [
-                {
-                    "name": entry.name,
-                    "step": entry.step,
-                    "bytes": entry.bytes,
-                    "saved": entry.saved,
-                    "verified": self._verified.get(entry.name),
-                    "pinned": entry.pinned,
-                }
-                for entry in self._store.entries()
-            ]
-            due = (
-                now(self.next_due - time.monotonic())
-                if self._status == "running" and hasattr(self, "next_due")
-                else None
-            )
-            self._state_file.write(self._status, rows, due, self.alarm)
-
-
-def _checked(keep: Any, every: Any) -> tuple[int, float | None]:
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-        raise RuntimeFault(f"keep: {keep!r} is not a whole number from 1 on.", field="keep", given=keep, allowed=">= 1")
-    if every is None:
-        return keep, None
-    if isinstance(every, bool) or not isinstance(every, int | float) or not 0 < every <= LONGEST:
-        raise RuntimeFault(
-            f"every: {every!r} is not a number of seconds up to {LONGEST:.0f}.",
-            field="every",
-            given=every,
-            allowed=f"above 0, up to {LONGEST:.0f}",
-        )
-    return keep, float(every)
+        self.panel.answer(request, problem)
 
 
 def autocheckpoint(

@@ -1,8 +1,11 @@
-"""When the next checkpoint is due."""
+"""When the next checkpoint is due, and what may be asked for it."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
+
+from gpuspawner_runtime.errors import RuntimeFault
 
 #: Never longer between two checkpoints, in seconds.
 LONGEST = 600.0
@@ -27,3 +30,19 @@ def interval(cost: float, duration: float, between_failures: float, longest: flo
     """
     best = math.sqrt(2.0 * max(cost, 0.0) * max(between_failures, 1.0))
     return min(max(best, 2.0 * duration, 20.0 * cost, SHORTEST), longest)
+
+
+def checked(keep: Any, every: Any) -> tuple[int, float | None]:
+    """`keep` and `every` as a person gave them. Raises RuntimeFault with the field."""
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        raise RuntimeFault(f"keep: {keep!r} is not a whole number from 1 on.", field="keep", given=keep, allowed=">= 1")
+    if every is None:
+        return keep, None
+    if isinstance(every, bool) or not isinstance(every, int | float) or not 0 < every <= LONGEST:
+        raise RuntimeFault(
+            f"every: {every!r} is not a number of seconds up to {LONGEST:.0f}.",
+            field="every",
+            given=every,
+            allowed=f"above 0, up to {LONGEST:.0f}",
+        )
+    return keep, float(every)

@@ -223,7 +223,51 @@ class Copying:
             self._done.wait()
 
 
-def fitting(memory: Memory | None, size: int) -> Memory:
+class Workspace:
+    """The memory that snapshots of one run take turns in: made beside the training, grown when a snapshot needs it."""
+
+    def __init__(self) -> None:
+        self._memory: Memory | None = None
+        self._ready: Memory | None = None
+        self._preparing: threading.Thread | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is memory, or will be."""
+        return self._memory is not None or self._preparing is not None
+
+    def prepare(self, size: int) -> None:
+        """Make room for `size` bytes on a thread of its own. That it fails is said when it is needed."""
+
+        def make() -> None:
+            with contextlib.suppress(RuntimeFault):
+                self._ready = _fitting(None, size)
+
+        self._preparing = threading.Thread(target=make, daemon=True)
+        self._preparing.start()
+
+    def fitting(self, size: int, share: Callable[[int, int], Any]) -> Memory:
+        """Memory of at least `size` bytes. `share` is called with descriptor and size of what is new. Raises
+        RuntimeFault if there is not enough."""
+        if self._memory is None and self._preparing is not None:
+            self._preparing.join()
+        ready, self._ready = self._ready, None
+        memory = _fitting(ready or self._memory, size)
+        if memory is not self._memory:
+            self._memory = memory
+            share(memory.descriptor, memory.size)
+        return memory
+
+    def close(self) -> None:
+        """Give everything back. May be used again."""
+        if self._preparing is not None:
+            self._preparing.join()
+        for memory in filter(None, (self._memory, self._ready)):
+            memory.close()
+        self._memory = self._ready = self._preparing = None
+
+
+def _fitting(memory: Memory | None, size: int) -> Memory:
     """`memory` if `size` bytes fit into it, else a new one, a little larger."""
     if memory is not None and memory.size >= size:
         return memory
