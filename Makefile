@@ -39,14 +39,14 @@ status: ## show the cards and the sessions
 	@[ -x $(PY) ] || { echo "Nothing is set up."; exit 1; }
 	@$(PY) -m gpuspawner.cli status
 
-test: setup-dev ## check style and types and run every test
+test: setup-dev $(STAMPS)/torch ## check style and types and run every test
 	@tools/test
 
 test-hub5: setup-dev $(STAMPS)/hub5 ## run the tests of the hub that differ by version with JupyterHub 5
 	@GPUSPAWNER_TEST_PYTHON=$(HUB5)/bin/python $(PY) -m pytest -q -m versions tests/integration/hub
 
 test-runtime: ## run the tests of the runtime, in an environment of their own with PyTorch (4.5 GB)
-	@python="$$(tools/runtime-env)"; $$python -m pytest -q $${PYTEST_ARGS:-} tests/runtime
+	@python="$$(tools/runtime-env)"; $$python -m pytest -q --session-timeout=$${GPUSPAWNER_TEST_TIMEOUT:-2400} $${PYTEST_ARGS:-} tests/runtime
 
 test-cluster: setup-dev $(STAMPS)/cluster ## run the tests on a Kubernetes cluster of their own (as root; builds it the first time, in a quarter of an hour and more)
 	@[ -n "$${GPUSPAWNER_TEST_KUBECONFIG:-}" ] || $(PY) -m tests.support.cluster.build etcd kubernetes containerd kwok
@@ -148,18 +148,16 @@ $(STAMPS)/lab: $(STAMPS)/lab-build $(lab_py) extensions/lab/pyproject.toml | $(S
 
 runtime_src := $(shell find images/runtime -type f -not -path '*/__pycache__/*' 2>/dev/null)
 
-# Linked to uv's cache where that is on the same file system: then the environment of the runtime's tests and this one
-# take their room once.
-$(STAMPS)/torch-packages: requirements/torch.txt | $(STAMPS)/venv
+# A copy of the environment that the runtime's tests have, by links where the file systems allow: PyTorch is there once.
+$(STAMPS)/torch-packages: requirements/torch.txt tools/runtime-env tools/copy-env | $(STAMPS)/venv
 	@echo "== PyTorch, into $(TORCH)"
-	@$(UV) venv -q --clear --python $(PY) $(TORCH)
-	@UV_LINK_MODE=hardlink $(UV) pip install -q --python $(TORCH)/bin/python --no-deps --require-hashes -r requirements/torch.txt
+	@python="$$(tools/runtime-env)"; tools/copy-env "$$(dirname "$$(dirname "$$python")")" $(TORCH)
 	@touch $@
 
 $(STAMPS)/torch: $(STAMPS)/torch-packages $(STAMPS)/lab-build $(lab_py) $(runtime_src)
 	@echo "== The runtime and the Lab extension, into $(TORCH)"
 	@$(UV) pip install -q --python $(TORCH)/bin/python --no-deps --reinstall-package gpuspawner-lab --reinstall-package gpuspawner-runtime ./extensions/lab ./images/runtime
-	@$(TORCH)/bin/python -m compileall -qq -j 0 $(TORCH)/lib || true
+	@$(TORCH)/bin/python -m compileall -qq $(TORCH)/lib/python*/site-packages/gpuspawner_* || true
 	@touch $@
 
 $(STAMPS)/hub5: requirements/runtime.txt requirements/hub5.txt $(lab_py) $(STAMPS)/lab-build | $(STAMPS)/dev $(STAMPS)/package $(STAMPS)/lab
