@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from gpuspawner_runtime import RuntimeFault, autocheckpoint, notices, run, runs
 from gpuspawner_runtime import run as run_function
+from gpuspawner_runtime.checkpoint.store import MANIFEST, hash_piece, sealed
 from gpuspawner_runtime.run import _RUNS, Run
 from runtime.models import MODELS
 from support.common import until
@@ -373,6 +375,53 @@ def test_a_loop_of_ones_own() -> None:
             mine.optimizer.step()
             saver.step()
     assert mine.weights == twice
+
+
+class Deadly:
+    """Runs code where a pickle is loaded without care."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return Path.touch, (self.mark,)
+
+
+def make_hostile(checkpoint: Path, mark: Path) -> None:
+    """Put code into a checkpoint, with hashes that are right."""
+    torch.save({"names": [], "tree": Deadly(mark)}, checkpoint / "rank-0.pt")
+    written = (checkpoint / "rank-0.pt").read_bytes()
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    manifest["files"]["rank-0.pt"] = {"bytes": len(written), "pieces": [hash_piece(written)]}
+    (checkpoint / MANIFEST).write_bytes(sealed(manifest))
+
+
+def test_code_in_a_checkpoint_is_not_run(home: Path) -> None:
+    mine = Setting()
+    folder, mark = home / ".local/share/gpuspawner-runtime/checkpoints/mine", home / "mark"
+    with mine.run() as r:
+        mine.train(r, 2)
+        r.save("first")
+        mine.train(r, 2)
+        r.save("second")
+        make_hostile(folder / "first", mark)
+        runs.request("restore", "first")
+        until(lambda: r.saver.panel.wanted, 30)
+        weights = mine.weights
+        assert mine.train(r, 1) == 1, "training goes on"
+        assert r.steps == 5
+        assert mine.weights != weights
+    assert state(home)["answers"][-1]["outcome"] == "refused"
+    assert "cannot be loaded" in state(home)["answers"][-1]["message"]
+    make_hostile(folder / "step-5", mark)
+    other = Setting(seed=2)
+    with pytest.raises(RuntimeFault, match="step-5 cannot be loaded") as fault:
+        other.run()
+    assert fault.value.code == "foreign"
+    shutil.rmtree(folder / "step-5")
+    with other.run() as r:
+        assert r.resumed == "second", "the run is free again, and goes on from the one before"
+    assert not mark.exists()
 
 
 def test_no_two_processes_train_one_run(home: Path) -> None:

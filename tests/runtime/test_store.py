@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,19 +16,24 @@ from gpuspawner_runtime.checkpoint.find import newest
 from gpuspawner_runtime.checkpoint.remote import Remote
 from gpuspawner_runtime.checkpoint.store import MANIFEST, Store
 from gpuspawner_runtime.errors import RuntimeFault
+from runtime.trainings import Trainings
 
-PROGRAM = Path(__file__).parent / "programs" / "save_and_die.py"
 
-
-def save(folder: Path, name: str, serial: int, deadly: int = 0) -> int:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(folder), name, str(serial), str(deadly)], timeout=120, check=False
-    )
-    return done.returncode
+Save = Callable[..., int]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def save(trainings: Trainings, tmp_path: Path) -> Save:
+    """Saves in a process of its own, which may be killed at a step of it; gives its status."""
+
+    def save(folder: Path, name: str, serial: int, deadly: int = 0) -> int:
+        return trainings.start("save_and_die.py", folder, name, serial, deadly, home=tmp_path).wait()
+
+    return save
+
+
+@pytest.fixture
+def store(tmp_path: Path, save: Save) -> Store:
     """Three checkpoints, whose bytes are 1, 2 and 3."""
     folder = tmp_path / "run"
     for serial in (1, 2, 3):
@@ -40,7 +45,7 @@ def content(store: Store, name: str) -> set[int]:
     return {byte for file in ("rank-0.safetensors", "rank-0.pt") for byte in (store.folder / name / file).read_bytes()}
 
 
-def test_the_newest_are_kept_and_all_pinned_ones(store: Store) -> None:
+def test_the_newest_are_kept_and_all_pinned_ones(store: Store, save: Save) -> None:
     assert [entry.name for entry in store.entries()] == ["step-2", "step-3"]
     store.pin("step-2", True)
     for serial in (4, 5, 6):
@@ -61,7 +66,7 @@ def test_a_name_that_is_taken_is_not_written_over(store: Store) -> None:
 @pytest.mark.case("runtime-2")
 @pytest.mark.parametrize("name", ["step-4", "step-3"], ids=["another name", "the same name"])
 @pytest.mark.timeout(900)
-def test_killed_at_every_moment_of_a_save_there_is_a_whole_checkpoint(name: str, store: Store) -> None:
+def test_killed_at_every_moment_of_a_save_there_is_a_whole_checkpoint(name: str, store: Store, save: Save) -> None:
     begin = store.folder.with_name("begin")
     store.folder.rename(begin)
     deadly, whole, status = 0, [], -signal.SIGKILL
@@ -107,15 +112,27 @@ def spoil(path: Path, how: str) -> None:
         (path / MANIFEST).write_bytes(held[: len(held) // 2])
     elif how == "another format":
         (path / MANIFEST).write_text(json.dumps({**json.loads((path / MANIFEST).read_text()), "format": 2}))
+    elif how == "one bit of the manifest":
+        held = (path / MANIFEST).read_bytes()
+        assert b'"serial": 3' in held
+        (path / MANIFEST).write_bytes(held.replace(b'"serial": 3', b'"serial": 7'))
+    elif how in ("no pieces", "no hashes", "other words"):
+        files = {"no pieces": {"bytes": 150_000, "pieces": []}, "no hashes": {"bytes": 150_000}, "other words": None}
+        manifest = json.loads((path / MANIFEST).read_text())
+        manifest["files"] = dict.fromkeys(manifest["files"], files[how])
+        (path / MANIFEST).write_bytes(stores.sealed(manifest))
 
 
 @pytest.mark.case("runtime-1")
 @pytest.mark.case("runtime-4")
 @pytest.mark.parametrize(
     "how",
-    ["cut", "empty", "one bit", "no file", "no manifest", "empty manifest", "half a manifest", "another format"],
+    [
+        *("cut", "empty", "one bit", "no file", "no manifest", "empty manifest", "half a manifest", "another format"),
+        *("one bit of the manifest", "no pieces", "no hashes", "other words"),
+    ],
 )
-def test_what_is_not_whole_is_passed_over_and_named_and_later_collected(how: str, store: Store) -> None:
+def test_what_is_not_whole_is_passed_over_and_named_and_later_collected(how: str, store: Store, save: Save) -> None:
     spoil(store.folder / "step-3", how)
     found = newest(store)
     assert found.entry is not None
@@ -214,6 +231,26 @@ def test_a_store_behind_a_url_has_the_same_and_gives_it_back(store: Store, tmp_p
     assert [each.name for each in found.skipped] == ["step-3"]
     remote.prune(keep=2)
     assert not (tmp_path / "bucket" / "run" / "step-4").exists()
+
+
+def test_a_store_that_fails_for_a_moment_loses_nothing(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be read just now is neither unfinished nor without a pin."""
+    remote = Remote(f"file://{tmp_path}/bucket", "run")
+    for entry in store.entries():
+        remote.upload(entry)
+    remote.pin("step-2", True)
+
+    def fails(place: str, *_: object, **__: object) -> None:
+        raise OSError(f"{place}: try again")
+
+    for name in ("cat_file", "info"):
+        with monkeypatch.context() as patch:
+            patch.setattr(remote.files, name, fails)
+            with contextlib.suppress(OSError):
+                remote.prune(keep=1)
+    assert [entry.name for entry in remote.entries()] == ["step-2", "step-3"]
 
 
 def test_a_store_that_no_one_knows_is_refused_without_its_password() -> None:

@@ -111,6 +111,7 @@ class Checkpointer:
                 self._failures = 0
             Split(self._tree())  # what cannot be saved is said now, and not when the first checkpoint is due
             if first:
+                self.panel.look()  # also in a run that is open for a moment only
                 (self._store.folder / _OPENED).touch()
                 self.panel.start()
         except BaseException:
@@ -482,9 +483,14 @@ class Checkpointer:
         found = self.panel.find(request) if self.ranks.rank == 0 else None
         entry, problem = self.ranks.from_first(found)
         if entry is not None:
-            self._load(entry)
-            self._saved_at = -1
-            print(f"{self.name}: back at {entry.name}, step {self.steps}, as asked")
+            try:
+                self._load(entry)
+                self._saved_at = -1
+                print(f"{self.name}: back at {entry.name}, step {self.steps}, as asked")
+            except RuntimeFault as fault:
+                if fault.code != "foreign" or self.ranks.world > 1:
+                    raise
+                problem = fault.message  # nothing was changed
         self.panel.answer(request, problem)
 
 

@@ -54,16 +54,30 @@ def newest(store: Store, remote: Remote | None = None) -> Found:
 
 
 def load(entry: Entry, rank: int) -> Any:
-    """The tree that a rank saved, tensors on the CPU. Only tensors and primitives are read from its files."""
+    """The tree that a rank saved, tensors on the CPU. Only tensors and primitives are read from its files. Raises
+    RuntimeFault if they hold anything else: then somebody else wrote them, since their hashes are right."""
     import safetensors
     import torch
 
     from gpuspawner_runtime.checkpoint.tree import join
 
-    kept = torch.load(entry.path / f"rank-{rank}.pt", weights_only=True, map_location="cpu")
-    with safetensors.safe_open(entry.path / f"rank-{rank}.safetensors", framework="pt") as file:
-        tensors = [file.get_tensor(name) for name in kept["names"]]
-    return join(kept["tree"], tensors)
+    try:
+        kept = torch.load(entry.path / f"rank-{rank}.pt", weights_only=True, map_location="cpu")
+        with safetensors.safe_open(entry.path / f"rank-{rank}.safetensors", framework="pt") as file:
+            tensors = [file.get_tensor(name) for name in kept["names"]]
+        tree = join(kept["tree"], tensors)
+        if not {"meta", "rng"} <= set(tree):
+            raise ValueError("it is no state of a run")
+        return tree
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # whatever a file of any content leads to
+        reason = str(error).strip().split("\n")[0][:200]
+        raise RuntimeFault(
+            f"{entry.name} cannot be loaded: its files are whole and hold what no run has written ({reason}). "
+            f"Nothing of it was run. It lies in {entry.path}; move it away to go on from the one before.",
+            code="foreign",
+        ) from error
 
 
 class Progress:

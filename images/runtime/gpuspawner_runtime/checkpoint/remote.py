@@ -85,20 +85,28 @@ class Remote:
         partial.rename(target)
         return Entry(**{**vars(entry), "path": target, "name": target.name})
 
+    def _there(self, place: str) -> bool:
+        """Whether a file is there. Raises what the store raises: fsspec's own `exists` takes every error for a no."""
+        try:
+            self.files.info(place)
+        except FileNotFoundError:
+            return False
+        return True
+
     def pin(self, name: str, on: bool) -> None:
         place = f"{self._at(name)}/{PINNED}"
         if on:
             self.files.pipe_file(place, b"")
-        elif self.files.exists(place):
+        elif self._there(place):
             self.files.rm_file(place)
 
     def prune(self, keep: int) -> None:
         """Remove all but the newest `keep` and the pinned, and what older uploads left unfinished."""
         entries = self.entries()
-        free = [each for each in entries if not self.files.exists(f"{self._at(each.name)}/{PINNED}")]
+        free = [each for each in entries if not self._there(f"{self._at(each.name)}/{PINNED}")]
         gone = [each.name for each in free[: max(0, len(free) - keep)]]
         known = {each.name for each in entries}
-        gone += [name for name in self._names() if name not in known]
+        gone += [n for n in self._names() if n not in known and not self._there(f"{self._at(n)}/{MANIFEST}")]
         for name in gone:
             with contextlib.suppress(FileNotFoundError):
                 self.files.rm_file(f"{self._at(name)}/{MANIFEST}")

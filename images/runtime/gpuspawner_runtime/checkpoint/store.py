@@ -5,7 +5,7 @@
       step-1200/
         rank-0.safetensors       tensors (https://github.com/huggingface/safetensors)
         rank-0.pt                everything else; torch.load(..., weights_only=True)
-        manifest.json            sizes and hashes of all files; written last
+        manifest.json            sizes and hashes of all files and of itself; written last
         pinned                   there while the checkpoint is kept for good
       .partial-step-1300-TOKEN/  being written, or left over
 
@@ -67,6 +67,16 @@ class Skipped:
     reason: str
 
 
+def sealed(manifest: dict[str, Any]) -> bytes:
+    """A manifest as its file has it: with the hash of all else in it."""
+    return json.dumps({**manifest, "hash": _hash(manifest)}).encode()
+
+
+def _hash(manifest: dict[str, Any]) -> str:
+    rest = {name: value for name, value in manifest.items() if name != "hash"}
+    return hash_piece(json.dumps(rest, sort_keys=True).encode())
+
+
 def read_manifest(raw: bytes) -> dict[str, Any]:
     """A manifest from its file. Raises ValueError with the reason."""
     try:
@@ -78,10 +88,23 @@ def read_manifest(raw: bytes) -> dict[str, Any]:
     files = read.get("files")
     if not isinstance(files, dict) or not files or not all(NAME.fullmatch(name) for name in files):
         raise ValueError("its manifest names no files")
-    for name in ("serial", "step", "world"):
-        if not isinstance(read.get(name), int):
+    for name in ("serial", "step", "world", "failures", "trained"):
+        if not isinstance(read.get(name), float if name == "trained" else int):
             raise ValueError(f"its manifest has no {name}")
+    if not all(_is_file(file) for file in files.values()):
+        raise ValueError("its manifest does not say what its files hold")
+    if read.get("hash") != _hash(read):
+        raise ValueError("its manifest is not what was written")
     return read
+
+
+def _is_file(told: Any) -> bool:
+    """Whether a manifest's words on a file are its bytes and a hash for each piece of it."""
+    if not isinstance(told, dict):
+        return False
+    size, pieces = told.get("bytes"), told.get("pieces")
+    whole = isinstance(size, int) and not isinstance(size, bool) and size >= 0
+    return whole and isinstance(pieces, list) and len(pieces) == -(-size // PIECE)
 
 
 class Store:

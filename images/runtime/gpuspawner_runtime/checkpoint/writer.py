@@ -24,7 +24,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from gpuspawner_runtime.checkpoint.store import FORMAT, MANIFEST, PARTIAL, PIECE, Store, hash_piece
+from gpuspawner_runtime.checkpoint.store import FORMAT, MANIFEST, PARTIAL, PIECE, Store, hash_piece, sealed
 
 _LARGEST_MESSAGE = 128 * 1024
 #: Seconds that rank 0 waits for the files of other ranks.
@@ -171,7 +171,7 @@ class Writer:
         }
         for rank in range(job["world"]):
             (partial / f"rank-{rank}.json").unlink()
-        _durable(partial / MANIFEST, json.dumps(manifest).encode())
+        _durable(partial / MANIFEST, sealed(manifest))
         _sync_folder(partial)
         partial.rename(store.folder / job["name"])
         _sync_folder(store.folder)
