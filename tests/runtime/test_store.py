@@ -18,7 +18,6 @@ from gpuspawner_runtime.checkpoint.store import MANIFEST, Store
 from gpuspawner_runtime.errors import RuntimeFault
 from runtime.trainings import Trainings
 
-
 Save = Callable[..., int]
 
 
