@@ -253,6 +253,18 @@ def test_the_panel_sees_pins_and_restores(home: Path) -> None:
     assert not list((home / ".local/state/gpuspawner-runtime/runs/mine/requests").iterdir())
 
 
+def test_what_was_asked_while_nobody_trained_is_done_in_a_run_of_a_moment(home: Path) -> None:
+    mine = Setting()
+    with mine.run() as r:
+        mine.train(r, 2)
+        r.save("first")
+    runs.request("pin", "first")
+    with mine.run():
+        pass
+    assert state(home)["checkpoints"][-1]["pinned"]
+    assert state(home)["answers"][-1]["outcome"] == "done"
+
+
 def test_after_going_back_the_training_is_the_same_again() -> None:
     mine = Setting()
     before: dict[int, Any] = {}

@@ -133,7 +133,8 @@ def test_every_entry_point_that_is_listed_can_be_called_by_name(one):
 
 
 def test_the_cuda_runtime_finds_no_way_in(one):
-    assert one("code_of('GetExportTable', byref(c_void_p()), bytes(16))") == NOT_SUPPORTED
+    # libraries on the CUDA runtime take this one for a machine without a card, and say nothing more
+    assert one("code_of('GetExportTable', byref(c_void_p()), bytes(16))") == NO_DEVICE
 
 
 def test_errors_have_names(one):
