@@ -103,8 +103,9 @@ def _is_file(told: Any) -> bool:
     if not isinstance(told, dict):
         return False
     size, pieces = told.get("bytes"), told.get("pieces")
-    whole = isinstance(size, int) and not isinstance(size, bool) and size >= 0
-    return whole and isinstance(pieces, list) and len(pieces) == -(-size // PIECE)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        return False
+    return isinstance(pieces, list) and len(pieces) == -(-size // PIECE)
 
 
 class Store:
