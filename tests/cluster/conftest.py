@@ -43,17 +43,6 @@ def any_cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def control_plane() -> Iterator[Cluster]:
-    """A cluster of our own without a node, for what only speaks to the API server and the scheduler."""
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    build.programs(["etcd", "kubernetes"])
-    with cluster(with_node=False) as made:
-        yield made
-
-
-@pytest.fixture(scope="session")
 def own_cluster(any_cluster: Cluster) -> OwnCluster:
     """The same where it is our own, since the test reads files of the node or kills parts."""
     if not isinstance(any_cluster, OwnCluster):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from support.cluster.cluster import Cluster
+from support.cluster.cluster import OwnCluster
 from support.common import until
 
 from gpuspawner import kubernetes_names as names
@@ -27,7 +27,7 @@ PATIENCE = 90.0  # a machine that does other things beside it
 class PlayedNode(threading.Thread):
     """A node with cards that says that it is well. `publish` and `answer` are its agent's part."""
 
-    def __init__(self, cluster: Cluster, name: str, cards: int) -> None:
+    def __init__(self, cluster: OwnCluster, name: str, cards: int) -> None:
         super().__init__(daemon=True)
         self.cluster, self.node = cluster, name
         self.eighths = [8] * cards
@@ -109,10 +109,10 @@ class PlayedNode(threading.Thread):
 
 
 @pytest.fixture
-def node(control_plane: Cluster) -> Iterator[PlayedNode]:
-    if control_plane.api.find("DeviceClass", names.DEVICE_CLASS) is None:
+def node(own_cluster: OwnCluster) -> Iterator[PlayedNode]:
+    if own_cluster.api.find("DeviceClass", names.DEVICE_CLASS) is None:
         selector = {"cel": {"expression": f'device.driver == "{names.DRIVER}"'}}
-        control_plane.api.create(
+        own_cluster.api.create(
             {
                 "apiVersion": "resource.k8s.io/v1",
                 "kind": "DeviceClass",
@@ -120,28 +120,28 @@ def node(control_plane: Cluster) -> Iterator[PlayedNode]:
                 "spec": {"selectors": [selector]},
             }
         )
-    made = PlayedNode(control_plane, "played-1", 2)
+    made = PlayedNode(own_cluster, "played-1", 2)
     yield made
     made.close()
 
 
 @pytest.fixture
-def hub(control_plane: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
-    with control_plane.namespace("fleet-" + request.node.name.replace("_", "-")[5:45].strip("-")) as name:
+def hub(own_cluster: OwnCluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    with own_cluster.namespace("fleet-" + request.node.name.replace("_", "-")[5:45].strip("-")) as name:
         yield name
-        for pod in control_plane.api.list("Pod", name):  # there is no kubelet to do it
-            control_plane.api.delete("Pod", pod["metadata"]["name"], name, grace=0)
+        for pod in own_cluster.api.list("Pod", name):  # there is no kubelet to do it
+            own_cluster.api.delete("Pod", pod["metadata"]["name"], name, grace=0)
 
 
 @pytest.fixture
-def fleet(control_plane: Cluster, node: PlayedNode, hub: str) -> Iterator[KubernetesFleet]:
-    made = KubernetesFleet(lambda: KubeApi.connect(str(control_plane.kubeconfig)), hub, "one", answer_seconds=PATIENCE)
+def fleet(own_cluster: OwnCluster, node: PlayedNode, hub: str) -> Iterator[KubernetesFleet]:
+    made = KubernetesFleet(lambda: KubeApi.connect(str(own_cluster.kubeconfig)), hub, "one", answer_seconds=PATIENCE)
     until(lambda: [state.free_eighths for state in made.cards()] == [8, 8], PATIENCE, "the cards")
     yield made
     made.close()
 
 
-def make_pod(cluster: Cluster, name: str, launch: PodLaunch) -> None:
+def make_pod(cluster: OwnCluster, name: str, launch: PodLaunch) -> None:
     """The pod that the spawner would make."""
     claims = [{"name": "gpu", "resourceClaimName": launch.claim}]
     container = {"name": "notebook", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}
@@ -155,20 +155,20 @@ def make_pod(cluster: Cluster, name: str, launch: PodLaunch) -> None:
     cluster.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
 
 
-def allocation(cluster: Cluster, session: str, namespace: str) -> list[Object]:
+def allocation(cluster: OwnCluster, session: str, namespace: str) -> list[Object]:
     claim = cluster.api.find("ResourceClaim", session, namespace) or {}
     found: list[Object] = (claim.get("status", {}).get("allocation") or {}).get("devices", {}).get("results", [])
     return found
 
 
 def test_the_whole_life_of_a_session(
-    control_plane: Cluster, node: PlayedNode, hub: str, fleet: KubernetesFleet
+    own_cluster: OwnCluster, node: PlayedNode, hub: str, fleet: KubernetesFleet
 ) -> None:
     card = node.uuid(1)
     grant, launch = fleet.start("s-1", "Ann Ö@example.org", GPUShare(2), card, server="two")
     assert [each.uuid for each in grant.cards] == [card]
-    make_pod(control_plane, "jupyter-ann", launch)
-    (result,) = until(lambda: allocation(control_plane, "s-1", hub), PATIENCE, "the scheduler to place it")
+    make_pod(own_cluster, "jupyter-ann", launch)
+    (result,) = until(lambda: allocation(own_cluster, "s-1", hub), PATIENCE, "the scheduler to place it")
     assert result["device"] == names.device_name(card), "where the service has placed it"
     assert result["consumedCapacity"] == {names.EIGHTHS: "2"}
     node.answer("s-1", hub, 2, 1)
@@ -180,7 +180,7 @@ def test_the_whole_life_of_a_session(
     growing.start()
 
     def wish() -> Object:
-        found: Object = control_plane.api.get("ResourceClaim", "s-1", hub)["metadata"]["annotations"]
+        found: Object = own_cluster.api.get("ResourceClaim", "s-1", hub)["metadata"]["annotations"]
         return found
 
     until(lambda: wish()[names.WANTED_NUMBER] == "2", PATIENCE)
@@ -196,36 +196,36 @@ def test_the_whole_life_of_a_session(
 
     # the stock scheduler's sums come out right by themselves: of what is published, 6, it has given away 2
     _, second = fleet.start("s-3", "bob", GPUShare(4), card)
-    make_pod(control_plane, "jupyter-bob", second)
-    until(lambda: allocation(control_plane, "s-3", hub), PATIENCE, "what is left to be given away")
+    make_pod(own_cluster, "jupyter-bob", second)
+    until(lambda: allocation(own_cluster, "s-3", hub), PATIENCE, "what is left to be given away")
     assert fleet.cards([card])[0].free_eighths == 0
 
     # an end: the claim is kept until its pod is gone, and then is gone too
     assert not fleet.end("s-1", "asked")
-    assert control_plane.api.get("Pod", "jupyter-ann", hub)["metadata"]["deletionTimestamp"]
+    assert own_cluster.api.get("Pod", "jupyter-ann", hub)["metadata"]["deletionTimestamp"]
     assert fleet.grant("s-1") is not None
-    control_plane.api.delete("Pod", "jupyter-ann", hub, grace=0)  # the kubelet's part
-    until(lambda: control_plane.api.find("ResourceClaim", "s-1", hub) is None, PATIENCE, "the claim to go")
+    own_cluster.api.delete("Pod", "jupyter-ann", hub, grace=0)  # the kubelet's part
+    until(lambda: own_cluster.api.find("ResourceClaim", "s-1", hub) is None, PATIENCE, "the claim to go")
     until(lambda: fleet.grant("s-1") is None, PATIENCE)
     node.publish(1, 8)
     until(lambda: fleet.cards([card])[0].free_eighths == 4, PATIENCE)
 
 
 def test_what_a_full_card_published_less_of_waits(
-    control_plane: Cluster, node: PlayedNode, hub: str, fleet: KubernetesFleet
+    own_cluster: OwnCluster, node: PlayedNode, hub: str, fleet: KubernetesFleet
 ) -> None:
     """A claim that a stale view has placed on a card which has just grown full is never allocated there."""
     card = node.uuid(0)
     _, launch = fleet.start("s-1", "ann", GPUShare(4), card)
     node.publish(0, 2)
-    make_pod(control_plane, "jupyter-ann", launch)
+    make_pod(own_cluster, "jupyter-ann", launch)
 
     def unschedulable() -> bool:
-        conditions = control_plane.api.get("Pod", "jupyter-ann", hub)["status"].get("conditions", [])
+        conditions = own_cluster.api.get("Pod", "jupyter-ann", hub)["status"].get("conditions", [])
         return any(each.get("reason") == "Unschedulable" for each in conditions)
 
     until(unschedulable, PATIENCE, "the scheduler to find no place")
-    assert allocation(control_plane, "s-1", hub) == []
+    assert allocation(own_cluster, "s-1", hub) == []
     changes: list[str] = []
 
     def told() -> bool:
@@ -238,10 +238,12 @@ def test_what_a_full_card_published_less_of_waits(
     assert [each.uuid for each in again.cards] == [node.uuid(1)]
 
 
-def test_several_cards_in_one_claim(control_plane: Cluster, node: PlayedNode, hub: str, fleet: KubernetesFleet) -> None:
+def test_several_cards_in_one_claim(
+    own_cluster: OwnCluster, node: PlayedNode, hub: str, fleet: KubernetesFleet
+) -> None:
     _, launch = fleet.start("s-1", "ann", GPUShare(16))
-    make_pod(control_plane, "jupyter-ann", launch)
-    results = until(lambda: allocation(control_plane, "s-1", hub), PATIENCE, "the scheduler to place it")
+    make_pod(own_cluster, "jupyter-ann", launch)
+    results = until(lambda: allocation(own_cluster, "s-1", hub), PATIENCE, "the scheduler to place it")
     assert {each["device"] for each in results} == {names.device_name(node.uuid(index)) for index in range(2)}
     assert {each["consumedCapacity"][names.EIGHTHS] for each in results} == {"8"}
     until(lambda: {state.free_eighths for state in fleet.cards()} == {0}, PATIENCE)

@@ -13,9 +13,14 @@ T = TypeVar("T")
 _FIRST, _LAST = 20000, 32000
 
 
-def until(condition: Callable[[], T], timeout: float = 20.0, what: str | Callable[[], str] = "it") -> T:
-    """The first true value of `condition`, asked again every 20 ms. AssertionError after `timeout` seconds, saying
-    `what` was waited for, or what it returns."""
+def until(
+    condition: Callable[[], T],
+    timeout: float = 20.0,
+    what: str | Callable[[], str] = "it",
+    every: float = 0.02,
+) -> T:
+    """The first true value of `condition`, asked again `every` so many seconds. AssertionError after `timeout` seconds,
+    saying `what` was waited for, or what it returns."""
     deadline = time.monotonic() + timeout
     while True:
         value = condition()
@@ -23,7 +28,7 @@ def until(condition: Callable[[], T], timeout: float = 20.0, what: str | Callabl
             return value
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {timeout} s for {what if isinstance(what, str) else what()}")
-        time.sleep(0.02)
+        time.sleep(every)
 
 
 def free_ports(count: int) -> int:

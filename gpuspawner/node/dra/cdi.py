@@ -61,7 +61,6 @@ def spec(
         **{name: _inside(files, value) for name, value in files.env.items()},
         **access.env,
         "CUDA_VISIBLE_DEVICES": ",".join(visible),
-        "GPUSPAWNER_SESSION": prepared.session,
     }
     common = [f"{name}={value}" for name, value in sorted(env.items())]
     edits: dict[str, Any] = {

@@ -31,6 +31,8 @@ _KINDS = {
     "Deployment": ("apps/v1", "deployments", True),
     "ClusterRole": ("rbac.authorization.k8s.io/v1", "clusterroles", False),
     "ClusterRoleBinding": ("rbac.authorization.k8s.io/v1", "clusterrolebindings", False),
+    "Role": ("rbac.authorization.k8s.io/v1", "roles", True),
+    "RoleBinding": ("rbac.authorization.k8s.io/v1", "rolebindings", True),
     "PriorityClass": ("scheduling.k8s.io/v1", "priorityclasses", False),
 }
 
@@ -56,6 +58,7 @@ class Api:
                 pair.touch(mode=0o600)
                 pair.write_bytes(certificate + b"\n" + key)
                 tls.load_cert_chain(pair)
+        self.tls = tls
         token = user.get("token")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.http = httpx.Client(base_url=self.server, verify=tls, headers=headers, timeout=60.0, trust_env=False)

@@ -1,9 +1,13 @@
-/* A program in a container that uses a card by the driver's own interface, asked line by line:
- * "info" -> free and total bytes, "alloc BYTES" -> the driver's answer (0: success), "free" -> all of it, "name". */
+/* A program in a container that uses a card by the driver's own interface, or by the library that it is given, asked line
+ * by line:
+ * "info" -> free and total bytes, "alloc BYTES" -> the driver's answer (0: success), "free" -> all of it, "name",
+ * "wait BYTES" -> the monotonic clock in ns when the card's total is that for the first time. */
+#define _POSIX_C_SOURCE 199309L
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 typedef unsigned long long pointer_t;
 
@@ -20,13 +24,13 @@ static void *find(const char *name) {
 
 #define CALL(name, ...) ((int (*)(__VA_ARGS__))find(name))
 
-int main(void) {
+int main(int count_of_words, char **words) {
   static pointer_t held[4096];
   int count = 0, device = 0;
   void *context = NULL;
   char line[256];
   setvbuf(stdout, NULL, _IOLBF, 0);
-  library = dlopen("libcuda.so.1", RTLD_NOW);
+  library = dlopen(count_of_words > 1 ? words[1] : "libcuda.so.1", RTLD_NOW);
   if (!library) {
     printf("no driver: %s\n", dlerror());
     return 1;
@@ -53,6 +57,15 @@ int main(void) {
       error = 0;
       while (count) error |= CALL("cuMemFree_v2", pointer_t)(held[--count]);
       printf("%d\n", error);
+    } else if (sscanf(line, "wait %zu", &size) == 1) {
+      struct timespec now = {0, 0}, pause = {0, 100000};
+      for (;;) {
+        error = CALL("cuMemGetInfo_v2", size_t *, size_t *)(&free_bytes, &total);
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        if (error || total == size) break;
+        nanosleep(&pause, NULL);
+      }
+      printf("%lld\n", error ? -1LL : now.tv_sec * 1000000000LL + now.tv_nsec);
     } else if (!strncmp(line, "name", 4)) {
       char name[128] = "";
       CALL("cuDeviceGetName", char *, int, int)(name, sizeof name, device);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,13 @@ _ROOT = Path(__file__).parents[3]
 class CardNode:
     """The cluster's node with simulated cards. `agent` may be killed and started again."""
 
-    def __init__(self, cluster: OwnCluster, cards: str) -> None:
+    def __init__(
+        self,
+        cluster: OwnCluster,
+        cards: str,
+        kubeconfig: Callable[[str], Path] | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self.cluster = cluster
         host = cluster.host
         self.state = host.folder / "gpuspawner"
@@ -40,18 +46,19 @@ class CardNode:
             "LD_LIBRARY_PATH": str(DAEMON.parent),
             "PYTHONPATH": str(_ROOT),
             "PYTHONUNBUFFERED": "1",
+            **(settings or {}),
         }
         command = [sys.executable, "-m", "gpuspawner.node.dra", "--node", NODE, "--state", self.state]
-        command += ["--cdi", self.cdi, "--kubeconfig", self._kubeconfig()]
+        command += ["--cdi", self.cdi, "--kubeconfig", self._kubeconfig(kubeconfig or cluster.config_for)]
         self.agent = Part(host, "agent", command, env=env, ready=self._works)
 
-    def _kubeconfig(self) -> Path:
+    def _kubeconfig(self, config_for: Callable[[str], Path]) -> Path:
         """The agent has the rights of its service account and no more."""
         user = "gpuspawner:agent"
         for content in agent_roles(user):
             if self.cluster.api.find(content["kind"], content["metadata"]["name"]) is None:
                 self.cluster.api.create(content)
-        return self.cluster.config_for(user)
+        return config_for(user)
 
     def start(self) -> None:
         """Start cards and agent, and wait until the cards are offered."""
@@ -135,8 +142,14 @@ def agent_roles(user: str) -> list[Object]:
 
 
 @contextmanager
-def card_node(cluster: OwnCluster, cards: str = "2*h100-80gb") -> Iterator[CardNode]:
-    """The cards for a while, with an image for programs that use them."""
+def card_node(
+    cluster: OwnCluster,
+    cards: str = "2*h100-80gb",
+    kubeconfig: Callable[[str], Path] | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Iterator[CardNode]:
+    """The cards for a while, with an image for programs that use them. `kubeconfig`: makes that of the agent's user;
+    `settings`: of the agent."""
     program = cluster.host.folder / "card"
     if not program.exists():
         subprocess.run(["cc", "-O1", "-Wall", "-Wextra", "-o", program, _SOURCE, "-ldl"], check=True)
@@ -150,13 +163,14 @@ def card_node(cluster: OwnCluster, cards: str = "2*h100-80gb") -> Iterator[CardN
             files[str(place)] = place.resolve()
         files["/bin/busybox"] = Path("/bin/busybox")
         links = {"/bin/sh": "busybox", "/bin/sleep": "busybox", "/bin/cat": "busybox", "/bin/ls": "busybox"}
-        links["/bin/mount"] = "busybox"
+        links |= {f"/bin/{name}": "busybox" for name in ("mount", "mkfifo", "echo", "id", "find", "dd", "ln", "rm")}
+        files["/tmp/.keep"] = b""
         cluster.load(
             images.write(
                 cluster.host.folder / "card.tar", IMAGE, files, links=links, command=["/bin/sleep", "2147483647"]
             )
         )
-    node = CardNode(cluster, cards)
+    node = CardNode(cluster, cards, kubeconfig, settings)
     node.start()
     try:
         yield node
@@ -206,23 +220,30 @@ def pod(name: str, namespace: str, claim_name: str) -> Object:
 class Program:
     """The program `card` in a pod, asked line by line."""
 
-    def __init__(self, cluster: OwnCluster, pod_name: str, namespace: str) -> None:
+    def __init__(
+        self, cluster: OwnCluster, pod_name: str, namespace: str, *words: str, container: str = "main"
+    ) -> None:
+        """`words`: for the program, such as the driver's library that it is to use."""
         kubectl = [cluster.binaries["kubectl"], f"--kubeconfig={cluster.kubeconfig}", "--namespace", namespace]
         self._process = subprocess.Popen(
-            [*kubectl, "exec", "-i", pod_name, "--", "/bin/card"],
+            [*kubectl, "exec", "-i", pod_name, "-c", container, "--", "/bin/card", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        said = self._read()
+        said = self.receive()
         assert said == "ready", said
 
     def __call__(self, line: str) -> str:
         """Its answer to a line."""
+        self.send(line)
+        return self.receive()
+
+    def send(self, line: str) -> None:
+        """Ask without waiting for the answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
-        return self._read()
 
     def total(self) -> int:
         """Bytes of memory that it thinks its card has."""
@@ -242,7 +263,8 @@ class Program:
         self._process.terminate()
         self._process.wait(30)
 
-    def _read(self) -> str:
+    def receive(self) -> str:
+        """Its next line."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"the program ended with {self._process.wait(30)}"

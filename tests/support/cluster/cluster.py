@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -33,6 +34,7 @@ class Cluster:
     def __init__(self, kubeconfig: Path) -> None:
         self.kubeconfig = kubeconfig
         self.api = Api(kubeconfig)
+        self._going: list[str] = []
 
     def kubectl(self, *words: str, timeout: float = 120.0) -> str:
         """What kubectl prints. AssertionError with its words if it fails."""
@@ -44,18 +46,20 @@ class Cluster:
 
     @contextmanager
     def namespace(self, name: str) -> Iterator[str]:
-        """A namespace, gone afterwards with all that is in it."""
-        until(lambda: self.api.find("Namespace", name) is None, 60, f"an older namespace {name} to go")
+        """A namespace, going afterwards with all that is in it; it is waited for by who needs that name again."""
+        until(lambda: self.api.find("Namespace", name) is None, 120, f"an older namespace {name} to go")
         self.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         until(lambda: self.api.find("ServiceAccount", "default", name), 60, "its service account")
         try:
             yield name
         finally:
             self.api.delete("Namespace", name)
-            until(lambda: self.api.find("Namespace", name) is None, 120, f"the namespace {name} to go")
+            self._going.append(name)
 
     def close(self) -> None:
-        """Close its connections."""
+        """Wait until nothing of ours is left in it, and close its connections."""
+        for name in self._going:
+            until(lambda name=name: self.api.find("Namespace", name) is None, 120, f"the namespace {name} to go")
         self.api.close()
 
 
@@ -111,14 +115,21 @@ class OwnCluster(Cluster):
         """Put an image (a tar of an OCI layout) on the node."""
         node.load(self.host, self.binaries, image)
 
-    def add_simulated_nodes(self, count: int, first: int = 0, prefix: str = "sim") -> list[str]:
-        """Nodes played by kwok: pods on them are said to run and do not. Returns their names."""
+    def ready_for_simulated_nodes(self) -> None:
+        """Start kwok, if it does not run yet."""
         if "kwok" not in self.parts:
             self._add_kwok()
+
+    def add_simulated_nodes(self, count: int, first: int = 0, prefix: str = "sim", *, wait: bool = True) -> list[str]:
+        """Nodes played by kwok: pods on them are said to run and do not. Returns their names, ready where `wait`."""
+        self.ready_for_simulated_nodes()
         names = [f"{prefix}-{number}" for number in range(first, first + count)]
-        for name in names:
-            self.api.create(_simulated_node(name))
-        until(lambda: self._ready_nodes() >= set(names), 120, lambda: f"simulated nodes: {self.parts['kwok'].said()}")
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda name: self.api.create(_simulated_node(name)), names))
+        if wait:
+            until(
+                lambda: self._ready_nodes() >= set(names), 120, lambda: f"simulated nodes: {self.parts['kwok'].said()}"
+            )
         return names
 
     def config_for(self, name: str, groups: Sequence[str] = ()) -> Path:
@@ -126,8 +137,8 @@ class OwnCluster(Cluster):
         return self._config("".join(c if c.isalnum() else "-" for c in name), name, groups)
 
     def close(self) -> None:
-        """End everything."""
-        super().close()
+        """End everything, whatever is in it."""
+        self.api.close()
         self.host.close()
 
     def _add(self, part: Part) -> Part:

@@ -66,6 +66,8 @@ def controller_manager(host: Host, binaries: Mapping[str, Path], authority: Auth
         "--use-service-account-credentials",
         "--leader-elect=false",
         "--bind-address=127.0.0.1",
+        # A node that is silent is not ready after so long; its kubelet says something every ten seconds.
+        "--node-monitor-grace-period=30s",
     ]
     return Part(host, "kube-controller-manager", command)
 
