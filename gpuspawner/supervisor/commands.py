@@ -14,7 +14,7 @@ from gpuspawner.node import cards, gate, leftovers
 from gpuspawner.node.limits import launch
 from gpuspawner.processes import start_time
 from gpuspawner.state import Settings
-from gpuspawner.supervisor import setup
+from gpuspawner.supervisor import logs, setup
 from gpuspawner.supervisor.keeper import PidFile, end_process
 from gpuspawner.supervisor.parts import parts
 from gpuspawner.supervisor.supervisor import (
@@ -64,7 +64,7 @@ async def _up(settings: Settings) -> int:
     require_free_ports(settings)
     gate.Policy.from_env()  # what the service would refuse is refused here, where it is read
     plan = await asyncio.to_thread(cards.choose)
-    setup.rotate_logs(settings.state / "logs")
+    logs.rotate(settings.state / "logs")
     supervisor = Supervisor(settings, parts(settings, plan))
     _say("Starting …")
     starting = asyncio.create_task(supervisor.start())

@@ -99,7 +99,8 @@ class Keeper:
         """The end of what its newest run wrote into the log."""
         try:
             with self.log.open(errors="replace") as log:
-                log.seek(self._log_from)
+                if self._log_from <= os.fstat(log.fileno()).st_size:  # else it was cut since
+                    log.seek(self._log_from)
                 return "\n".join(log.read().splitlines()[-count:])
         except OSError:
             return ""

@@ -1,15 +1,11 @@
-"""The state folder as the supervisor makes it: folders, secrets, logs."""
+"""The state folder as the supervisor makes it: folders and secrets."""
 
 from __future__ import annotations
 
 import os
 import secrets
-import time
 from collections.abc import Callable
 from pathlib import Path
-
-_LOGS_KEPT = 5
-_SERVER_LOGS_KEPT_DAYS = 14
 
 
 def _words(count: int) -> Callable[[], str]:
@@ -59,17 +55,3 @@ def write_private(file: Path, text: str) -> None:
         out.flush()
         os.fsync(out.fileno())
     new.replace(file)
-
-
-def rotate_logs(logs: Path) -> None:
-    """Number the last run's logs (NAME.log.1 is the newest) and drop servers' logs of long ago."""
-    for current in logs.glob("*.log"):
-        for number in range(_LOGS_KEPT - 1, 0, -1):
-            older = current.with_name(f"{current.name}.{number}")
-            if older.exists():
-                older.replace(current.with_name(f"{current.name}.{number + 1}"))
-        current.replace(current.with_name(f"{current.name}.1"))
-    oldest = time.time() - _SERVER_LOGS_KEPT_DAYS * 86400
-    for log in (logs / "servers").glob("*.log"):
-        if log.stat().st_mtime < oldest:
-            log.unlink()

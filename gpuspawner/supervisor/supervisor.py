@@ -18,6 +18,7 @@ from gpuspawner.errors import Conflict, Unavailable
 from gpuspawner.node.limits import launch
 from gpuspawner.processes import start_time
 from gpuspawner.state import Settings
+from gpuspawner.supervisor import logs
 from gpuspawner.supervisor.keeper import Keeper, PidFile, end_process
 from gpuspawner.supervisor.parts import SIMULATION, Part
 
@@ -32,12 +33,12 @@ class Supervisor:
 
     def __init__(self, settings: Settings, parts: list[Part]) -> None:
         self.settings = settings
-        run, logs = settings.state / "run", settings.state / "logs"
-        self.keepers = [Keeper(part, run, logs) for part in parts]
+        self.keepers = [Keeper(part, settings.state / "run", settings.state / "logs") for part in parts]
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Start every part and wait until it answers. Raises Unavailable, with the log's end, if one does not."""
+        self._tasks.append(asyncio.create_task(logs.keep_short(self.settings.state / "logs"), name="logs"))
         async with asyncio.timeout(READY_WITHIN):
             for keeper in self.keepers:
                 self._tasks.append(asyncio.create_task(keeper.keep(), name=keeper.part.name))

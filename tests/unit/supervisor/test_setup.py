@@ -20,12 +20,3 @@ def test_secrets_are_private_kept_and_long_enough(tmp_path: Path) -> None:
         assert (state / "secrets" / name).stat().st_mode & 0o777 == 0o600
     setup.create(state)
     assert found == {name: (state / "secrets" / name).read_text() for name in setup.SECRETS}
-
-
-def test_logs_of_earlier_runs_are_numbered_and_few(tmp_path: Path) -> None:
-    for run in range(8):
-        (tmp_path / "hub.log").write_text(str(run))
-        setup.rotate_logs(tmp_path)
-    assert not (tmp_path / "hub.log").exists()
-    assert [(tmp_path / f"hub.log.{number}").read_text() for number in range(1, 6)] == ["7", "6", "5", "4", "3"]
-    assert len(list(tmp_path.iterdir())) == 5
