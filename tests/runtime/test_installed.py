@@ -49,6 +49,7 @@ def test_it_trains_and_resumes_without_the_repository(tmp_path: Path, home: Path
     ]
     subprocess.run(command, check=True, env=cache, timeout=300)
     assert (place / "gpuspawner_runtime" / "py.typed").exists()
+    assert (place / "etc/ipython/startup/51-gpuspawner-runtime.py").exists()
     env = {**os.environ, "PYTHONPATH": str(place)}
     code = f"REPO, PLACE = {str(ROOT)!r}, {str(place)!r}\n{CODE}"
     said = []

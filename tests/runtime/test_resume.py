@@ -48,8 +48,13 @@ def test_killed_at_random_it_ends_as_if_it_never_was(model: str, trainings: Trai
     other.mkdir()
     finish(trainings, other, model, reference, *options)
     killed(trainings, home, model, log, chance.randint(2, 10), *options)
+    reached = max(steps(log))
     finish(trainings, home, model, log, *options)
     compare(log, reference, samples=48, epochs=2)
+    begun = [line for line in lines(log) if "resumed" in line]
+    assert begun[0]["lost"] == 0
+    # the line of a step is there before the step is done
+    assert begun[1]["lost"] in (reached - begun[1]["step"], reached - 1 - begun[1]["step"])
 
 
 @pytest.mark.case("runtime-7")

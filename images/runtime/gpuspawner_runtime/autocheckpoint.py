@@ -19,6 +19,7 @@ from gpuspawner_runtime.checkpoint import find, rng
 from gpuspawner_runtime.checkpoint.client import WriterProcess
 from gpuspawner_runtime.checkpoint.interval import checked, interval, mean_time_between_failures
 from gpuspawner_runtime.checkpoint.lock import RunLock
+from gpuspawner_runtime.checkpoint.opened import Opened
 from gpuspawner_runtime.checkpoint.panel import Panel
 from gpuspawner_runtime.checkpoint.parts import Parts
 from gpuspawner_runtime.checkpoint.place import place_of
@@ -33,7 +34,6 @@ from gpuspawner_runtime.ranks import Ranks
 _DUE = 1
 #: The first checkpoint, from which the cost of one is known, is due after this many seconds.
 _FIRST = 5.0
-_OPENED = "opened"  # a file that is there while the run is open: left over, it says that the run was killed
 
 
 class Checkpointer:
@@ -61,7 +61,9 @@ class Checkpointer:
         self.stall_seconds = 0.0
         self.saves = 0
         self.lost_steps: int | None = 0
+        self.lost_seconds: float | None = 0.0
         self._store, self._url = Store(folder), url
+        self._opened = Opened(folder)
         self._remote = Remote(url, name) if url else None
         self._trained, self._failures = 0.0, 0
         self._began = time.monotonic()
@@ -112,7 +114,7 @@ class Checkpointer:
             Split(self._tree())  # what cannot be saved is said now, and not when the first checkpoint is due
             if first:
                 self.panel.look()  # also in a run that is open for a moment only
-                (self._store.folder / _OPENED).touch()
+                self._opened.open(self.steps, self._trained)
                 self.panel.start()
         except BaseException:
             self._let_go()
@@ -137,6 +139,11 @@ class Checkpointer:
     @next_due.setter
     def next_due(self, moment: float) -> None:
         self.panel.next_due = moment
+
+    @property
+    def _trained_so_far(self) -> float:
+        """Seconds, over the whole life of the run."""
+        return self._trained + time.monotonic() - self._began
 
     @property
     def closed(self) -> bool:
@@ -165,11 +172,11 @@ class Checkpointer:
             self._wait_copied()
         finally:
             self.panel.status = status
-            self._trained += time.monotonic() - self._began
+            self._trained = self._trained_so_far
             self._let_go()
             atexit.unregister(self._at_exit)
             if self.ranks.rank == 0:
-                (self._store.folder / _OPENED).unlink(missing_ok=True)
+                self._opened.close()
                 self.panel.publish()
 
     def _let_go(self) -> None:
@@ -213,9 +220,11 @@ class Checkpointer:
         self._failures = int(found.entry.manifest.get("failures") or 0)
         self._trained = float(found.entry.manifest.get("trained") or 0.0)
         if self.ranks.rank == 0:
-            if (self._store.folder / _OPENED).exists():
+            if self._opened.left():
                 self._failures += 1
-                self.lost_steps = None  # nobody was left to count them
+                reached = self._opened.reached()
+                self.lost_steps = None if reached is None else max(0, reached[0] - self.steps)
+                self.lost_seconds = None if reached is None else max(0.0, reached[1] - self._trained)
             print(f"{self.name}: goes on from {self.resumed}, step {self.steps}")
 
     def _load(self, entry: Entry) -> None:
@@ -260,6 +269,7 @@ class Checkpointer:
         moment = time.monotonic()
         self._step_times.append(moment - self._last_step)
         self._last_step = moment
+        self._opened.count(self.steps, self._trained_so_far)
         if not self._workspace.begun:  # at the first step, when the optimizer has its state
             self._workspace.prepare(Layout(Split(self._tree())).skeleton)
         wish = self.notices.look()
@@ -390,7 +400,7 @@ class Checkpointer:
             "rank": rank,
             "keep": self.keep,
             "url": self._url,
-            "trained": self._trained + time.monotonic() - self._began,
+            "trained": self._trained_so_far,
             "failures": self._failures,
             "torn": False,
             "parts": [
@@ -435,8 +445,7 @@ class Checkpointer:
         if self.every is not None:
             pause = self.every
         else:
-            trained = self._trained + time.monotonic() - self._began
-            failures = mean_time_between_failures(trained, self._failures)
+            failures = mean_time_between_failures(self._trained_so_far, self._failures)
             duration = statistics.median(self._durations) if self._durations else 0.0
             pause = interval(statistics.median(self._costs), duration, failures)
         self.next_due = time.monotonic() + pause
@@ -486,6 +495,7 @@ class Checkpointer:
             try:
                 self._load(entry)
                 self._saved_at = -1
+                self._opened.count(self.steps, self._trained_so_far)
                 print(f"{self.name}: back at {entry.name}, step {self.steps}, as asked")
             except RuntimeFault as fault:
                 if fault.code != "foreign" or self.ranks.world > 1:

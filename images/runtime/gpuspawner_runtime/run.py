@@ -198,6 +198,7 @@ class Run:
             "updates": self.stepper.updates,
             "skipped": self.stepper.skips,
             "lost_steps": self.saver.lost_steps,
+            "lost_seconds": self.saver.lost_seconds,
             "stall_seconds": self.saver.stall_seconds,
             "seconds": self._seconds + running,
             "checkpoints": self.saver.saves,

@@ -89,7 +89,8 @@ def main() -> None:
             clip=1.0,
         ) as r,
     ):
-        log.write(json.dumps({"resumed": r.resumed, "step": r.steps}) + "\n")
+        lost = r.report().lost_steps
+        log.write(json.dumps({"resumed": r.resumed, "step": r.steps, "lost": lost}) + "\n")
         for numbers, x, y in r:
             epoch = r.epoch
             loss = task.loss(model, (x, y))
