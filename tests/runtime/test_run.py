@@ -14,6 +14,7 @@ import pytest
 import torch
 from gpuspawner_runtime import RuntimeFault, autocheckpoint, notices, run, runs
 from gpuspawner_runtime import run as run_function
+from gpuspawner_runtime.checkpoint import lock
 from gpuspawner_runtime.checkpoint.store import MANIFEST, hash_piece, sealed
 from gpuspawner_runtime.run import _RUNS, Run
 from runtime.models import MODELS
@@ -436,8 +437,10 @@ def test_code_in_a_checkpoint_is_not_run(home: Path) -> None:
     assert not mark.exists()
 
 
-def test_no_two_processes_train_one_run(home: Path) -> None:
+def test_no_two_processes_train_one_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
+
+    monkeypatch.setattr(lock, "_MOMENT", 0.5)
 
     folder = home / ".local/share/gpuspawner-runtime/checkpoints/mine"
     folder.mkdir(parents=True)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from gpuspawner_runtime import autocheckpoint
 from gpuspawner_runtime.checkpoint import store as stores
 from gpuspawner_runtime.checkpoint.find import newest
 from gpuspawner_runtime.checkpoint.remote import Remote
@@ -168,6 +170,30 @@ def small(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("a small file system cannot be mounted here")
     yield place
     subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.case("runtime-3")
+def test_on_a_disk_that_is_full_already_training_goes_on_with_an_alarm(small: Path) -> None:
+    (small / "run").mkdir()
+    (small / "run" / "lock").touch()
+    with contextlib.suppress(OSError):
+        (small / "rubbish").write_bytes(bytes(2**21))
+    model = torch.nn.Linear(200, 200)
+    with autocheckpoint("run", model=model, store=small) as saver:
+        saver.step()
+        assert saver.save(wait=True) is None
+        assert "missing on the disk" in str(saver.alarm)
+        saver.step()
+        assert saver.steps == 2
+
+
+def test_a_place_that_cannot_be_written_is_named_at_once(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
+    for place in (small, tmp_path / "file" / "below"):
+        with pytest.raises(RuntimeFault, match="cannot be written") as fault:
+            autocheckpoint("run", model=torch.nn.Linear(2, 2), store=place)
+        assert fault.value.field == "store"
 
 
 @pytest.mark.case("runtime-3")

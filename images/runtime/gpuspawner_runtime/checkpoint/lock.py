@@ -20,15 +20,24 @@ class RunLock:
     """Held from `RunLock(folder, run)` until `release`, and as long as a process lives that it was handed to."""
 
     def __init__(self, folder: Path, run: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise RuntimeFault(
+                f"store: {folder} cannot be written ({error.strerror}). Give run(..., store=...) a folder that can.",
+                code="store",
+                field="store",
+                given=str(folder),
+            ) from None
         try:
             self._take(run)
         except BaseException:
             os.close(self.descriptor)
             raise
-        os.ftruncate(self.descriptor, 0)
-        os.pwrite(self.descriptor, str(os.getpid()).encode(), 0)
+        with contextlib.suppress(OSError):  # only for people: a full disk is told when it comes to saving
+            os.ftruncate(self.descriptor, 0)
+            os.pwrite(self.descriptor, str(os.getpid()).encode(), 0)
         self._pid = os.getpid()
         os.register_at_fork(after_in_child=self._leave)
 
