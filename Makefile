@@ -76,10 +76,10 @@ bench-%: setup-dev ## run one benchmark, e.g. make bench-resize
 
 setup: $(STAMPS)/runtime $(STAMPS)/package $(STAMPS)/proxy $(STAMPS)/simulation $(STAMPS)/limits $(STAMPS)/lab $(STAMPS)/bytecode ## set up all that `make up` needs
 
-setup-dev: $(STAMPS)/dev setup $(STAMPS)/bytecode-dev $(STAMPS)/browser $(STAMPS)/c-checkers ## set up all that `make test` needs
+setup-dev: $(STAMPS)/dev setup $(STAMPS)/bytecode-dev $(STAMPS)/browser $(STAMPS)/c-checkers $(STAMPS)/postgres ## set up all that `make test` needs
 
 lock: $(STAMPS)/venv ## resolve the Python dependencies anew
-	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra oauth --extra kubernetes --extra dev --extra docs --upgrade -q -o requirements/lock.txt
+	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra oauth --extra kubernetes --extra parquet --extra postgresql --extra dev --extra docs --upgrade -q -o requirements/lock.txt
 	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra oauth -c requirements/lock.txt -q -o requirements/runtime.txt
 	grep -E '^[a-z0-9._-]+==' requirements/lock.txt | grep -vE '^(cuda|nvidia)-' | sed 's/ *\\$$//' > $(STAMPS)/same.txt
 	$(UV) pip compile images/runtime/pyproject.toml requirements/torch.in --override requirements/torch-overrides.in --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra torch --extra test -c $(STAMPS)/same.txt --upgrade -q -o requirements/torch.txt
@@ -187,6 +187,10 @@ $(STAMPS)/c-checkers: tools/c-checkers
 
 $(STAMPS)/browser: tools/browser
 	@mkdir -p $(STAMPS); tools/browser
+	@touch $@
+
+$(STAMPS)/postgres: tools/postgres
+	@mkdir -p $(STAMPS); tools/postgres
 	@touch $@
 
 $(STAMPS)/cluster: tools/cluster

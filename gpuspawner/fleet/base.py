@@ -179,6 +179,11 @@ class Fleet(Protocol):
     def busy(self) -> Mapping[str, bool | None]:
         """Whether the driver shows work of each session since the last question; None where it cannot say."""
 
+    def energy_mj(self) -> Mapping[str, int]:
+        """What the energy counters of the cards show, in millijoules since whenever, by uuid; without the cards whose
+        driver has none or does not answer."""
+        ...
+
     def notices(self, session: str) -> list[Notice]:
         """What the session's user should know now."""
         ...

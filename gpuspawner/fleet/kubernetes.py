@@ -189,6 +189,10 @@ class KubernetesFleet:
         """Not known here."""
         return {grant.session: None for grant in self.grants()}
 
+    def energy_mj(self) -> dict[str, int]:
+        """Nothing: nodes do not report energy yet."""
+        return {}
+
     def notices(self, session: str) -> list[Notice]:
         """What the session's user should know now: that a card under it has failed."""
         held = self._inventory.held(session)

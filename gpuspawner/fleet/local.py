@@ -96,6 +96,10 @@ class LocalFleet:
         """Card memory that the driver shows for the session; None when unknown."""
         return self._agent.used_bytes(session)
 
+    def energy_mj(self) -> dict[str, int]:
+        """What the energy counters of the cards show, in millijoules since whenever, by uuid."""
+        return self._agent.energy_mj()
+
     def notices(self, session: str) -> list[Notice]:
         """What the session's user should know now."""
         return [Notice(each.code, each.message, each.since, each.deadline) for each in self._agent.notices(session)]

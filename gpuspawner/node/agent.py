@@ -19,7 +19,7 @@ from typing import Literal
 
 from gpuspawner.card import Card
 from gpuspawner.errors import Conflict, GPUSpawnerError, InUse, NotFound, Unavailable
-from gpuspawner.node import installation
+from gpuspawner.node import energy, installation
 from gpuspawner.node.accounts import Accounts
 from gpuspawner.node.activity import CardActivity
 from gpuspawner.node.admission import Admission
@@ -352,6 +352,10 @@ class Agent:
         with self._lock:
             record = self._records.get(session)
         return None if record is None else self._sight.used(record)
+
+    def energy_mj(self) -> dict[str, int]:
+        """What the cards' energy counters show, in millijoules; without the cards that tell nothing."""
+        return energy.read(self._driver, self._cards)
 
     def notices(self, session: str) -> list[Notice]:
         """What the session's user should know now."""

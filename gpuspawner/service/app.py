@@ -21,6 +21,7 @@ from gpuspawner import __version__
 from gpuspawner.errors import GPUSpawnerError, InvalidInput, NotAllowed, NotFound, Unavailable, shorten
 from gpuspawner.service import schemas, views
 from gpuspawner.service.auth import Action, Authenticator, Principal, signed_in
+from gpuspawner.service.ledger.routes import ledger_routes
 from gpuspawner.service.policy.book import View
 from gpuspawner.service.policy.decide import Forbidden, Policy
 from gpuspawner.service.policy.routes import policy_routes
@@ -66,7 +67,7 @@ def create_app(
     app.add_middleware(LimitBody)
     _add_error_handlers(app)
     app.include_router(_router(sessions, authenticator, tariff, choose_card, burst), prefix=api, responses=_ERRORS)
-    for more in (policy_routes(sessions, authenticator),):
+    for more in (policy_routes(sessions, authenticator), ledger_routes(sessions, authenticator)):
         app.include_router(more, prefix=api, responses=_ERRORS)
     return app
 

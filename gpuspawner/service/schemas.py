@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
@@ -213,7 +214,7 @@ class LedgerEntry(BaseModel):
     session: str
     user: str
     server: str
-    kind: Literal["start", "resize", "excess", "end", "free"]
+    kind: Literal["start", "resize", "excess", "price", "end", "free", "card", "gone", "correction"]
     model: str
     cards: list[str]
     eighths: int
@@ -221,6 +222,13 @@ class LedgerEntry(BaseModel):
     currency: str
     actor: str
     reason: str
+    node: str | None = None
+    energy_mj: int | None = None
+    co2_ug: int | None = None
+    method: str | None = Field(default=None, description="how energy and carbon dioxide were found out")
+    amount: str | None = Field(default=None, description="of a correction")
+    corrects: int | None = None
+    hash: str = ""
 
 
 class Events(BaseModel):
@@ -274,6 +282,53 @@ class Explained(BaseModel):
     sessions: int | None = Field(description="how many at once; null: no limit")
     environments: list[str] | None = Field(description="null: all")
     starts: list[dict[str, Any]] = Field(description="for each model and share, whether it is allowed, and why not")
+
+
+class CostSum(BaseModel):
+    """What some sessions used together. `cost`: their part of what the nodes cost; `charge`: by the tariff."""
+
+    name: str
+    sessions: int
+    eighth_seconds: int
+    charge: str
+    cost: str | None = Field(description="null: unknown")
+    energy_mj: int | None = Field(description="millijoules; null: unknown for one of them at least")
+    co2_ug: int | None = Field(description="micrograms; null: unknown for one of them at least")
+
+
+class CostReport(BaseModel):
+    """A period's accounts. The costs of `sums` and of `idle` are together what the nodes cost, exactly."""
+
+    start: str
+    end: str
+    by: str
+    currency: str
+    sums: list[CostSum]
+    idle: CostSum | None = Field(description="what nobody used; null in the report of one user")
+    node_cost: str | None
+    charge: str
+
+
+class Verified(BaseModel):
+    """Whether the ledger's chain is whole. `head`: to be noted elsewhere and compared with later."""
+
+    ok: bool
+    rows: int
+    head: str
+    problem: str | None
+
+
+class Correction(Strict):
+    """Charge a session more or less than a row says."""
+
+    row: StrictInt = Field(ge=1, le=2**62)
+    amount: StrictStr = Field(pattern=r"^-?[0-9]{1,9}(\.[0-9]{1,6})?$", description="decimal text; below 0: given back")
+    reason: StrictStr = Field(min_length=1, max_length=1000)
+
+    @property
+    def micros(self) -> int:
+        """The amount in millionths."""
+        return int(Decimal(self.amount) * 1_000_000)
 
 
 class ErrorBody(BaseModel):

@@ -14,6 +14,7 @@ from gpuspawner.errors import Conflict, GPUSpawnerError, NotFound
 from gpuspawner.fleet.base import Fleet, FleetChange, Grant, Launch, Notice, PodLaunch
 from gpuspawner.idle import IdleTimes
 from gpuspawner.service.idle import IdleWatch
+from gpuspawner.service.ledger.keeper import Keeper
 from gpuspawner.service.policy.book import Book
 from gpuspawner.service.store import LIVE, Store
 from gpuspawner.service.tables import SessionRow
@@ -34,6 +35,7 @@ class SessionService:
         self.fleet = fleet
         self.store = store
         self.book = book or Book()
+        self.keeper = Keeper(fleet, store, lambda: self.book.source.current.prices)
         self.idle = IdleWatch(idle_times or IdleTimes(), fleet.busy, self._shrink)
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         # Who ends a session and why, from the moment it begins until its eighths are free.
@@ -155,6 +157,7 @@ class SessionService:
     def look(self) -> None:
         """Write down what happened in the fleet by itself, and what could not be written down before."""
         self.book.source.refresh()
+        self.keeper.look()
         self._hear()
         with self._noting:
             while self._unwritten:
@@ -239,10 +242,16 @@ class SessionService:
     def _reconcile(self) -> None:
         """After a restart: the fleet knows what is in force, the store why. Make them agree.
 
-        What the store has never heard of is taken over where the fleet says whose it is: another service has started
-        it, or the records were lost. Else nobody asked for it.
+        What ended while the service was away is charged until it last looked. What the store has never heard of is
+        taken over where the fleet says whose it is: another service has started it, or the records were lost. Else
+        nobody asked for it.
         """
-        for grant in self.fleet.grants():
+        grants = self.fleet.grants()
+        there = {grant.session for grant in grants}
+        lost = [row.id for row in self.store.sessions(states=LIVE) if row.id not in there]
+        for session in lost:  # all of them before what is dated now: times in the ledger never go back
+            self.store.ended(session, False, "node", "ended while the service was away", self.keeper.seen)
+        for grant in grants:
             row = self.store.session(grant.session)
             if grant.ended or (row is not None and row.state in LIVE):
                 continue
@@ -252,6 +261,7 @@ class SessionService:
             else:
                 self.fleet.end(grant.session, "nobody asked for it")
         self._agree("ended while the service was away")
+        self.keeper.look()
 
 
 def _still_there(row: SessionRow | None) -> SessionRow:

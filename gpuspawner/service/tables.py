@@ -33,16 +33,21 @@ class SessionRow(Base):
 
 
 class LedgerRow(Base):
-    """One change of a grant. Rows are never changed nor removed; the database refuses it.
+    """One change of a grant or of a card. Rows are never changed nor removed; the database refuses it. Times never go
+    back from one row to the next.
 
-    kind: `start`, `resize`, `end` (the user's use ends), `free` (the driver shows none of its memory left).
-    `eighths` is what the session holds from this row on; `price_micros` what that is charged per hour.
+    kind: `start`, `resize`, `excess`, `price` (another price from now on), `end` (the user's use ends), `free` (the
+    driver shows none of its memory left); of no session: `card` (it is there, its node costs `cost_micros` per hour
+    from now on, null where unknown), `gone`; `correction` (of the row `corrects`, by `amount_micros`).
+    `eighths` is what the session holds from this row on; `price_micros` what that is charged per hour. `counter_mj`:
+    what the energy counters of its cards showed, millijoules in all; `energy_mj` and `co2_ug` (micrograms): its part
+    since its last row, by `method`; null where unknown. `hash` is over the row and the hash before it.
     """
 
     __tablename__ = "ledger"
 
     id: Mapped[int] = mapped_column(_Id, primary_key=True, autoincrement=True)
-    at_ms: Mapped[int] = mapped_column(BigInteger)
+    at_ms: Mapped[int] = mapped_column(BigInteger, index=True)
     session: Mapped[str] = mapped_column(String(32), index=True)
     user: Mapped[str] = mapped_column(String(255), index=True)
     server: Mapped[str] = mapped_column(String(255))
@@ -54,3 +59,22 @@ class LedgerRow(Base):
     currency: Mapped[str] = mapped_column(String(3))
     actor: Mapped[str] = mapped_column(String(255))
     reason: Mapped[str] = mapped_column(Text)
+    node: Mapped[str | None] = mapped_column(String(255), default=None)
+    cost_micros: Mapped[int | None] = mapped_column(BigInteger, default=None)
+    counter_mj: Mapped[int | None] = mapped_column(BigInteger, default=None)
+    energy_mj: Mapped[int | None] = mapped_column(BigInteger, default=None)
+    co2_ug: Mapped[int | None] = mapped_column(BigInteger, default=None)
+    method: Mapped[str | None] = mapped_column(String(255), default=None)
+    amount_micros: Mapped[int | None] = mapped_column(BigInteger, default=None)
+    corrects: Mapped[int | None] = mapped_column(BigInteger, default=None)
+    prev: Mapped[str] = mapped_column(String(64))
+    hash: Mapped[str] = mapped_column(String(64))
+
+
+class MarkRow(Base):
+    """Something that the service remembers by name, such as when it last looked at the fleet."""
+
+    __tablename__ = "marks"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    value: Mapped[str] = mapped_column(Text)

@@ -221,4 +221,11 @@ def entry(row: LedgerRow) -> schemas.LedgerEntry:
         currency=row.currency,
         actor=row.actor,
         reason=row.reason,
+        node=row.node,
+        energy_mj=row.energy_mj,
+        co2_ug=row.co2_ug,
+        method=row.method,
+        amount=None if row.amount_micros is None else money(row.amount_micros),
+        corrects=row.corrects,
+        hash=row.hash,
     )

@@ -38,7 +38,9 @@ MAY_IMPORT = {
     "service": VOCABULARY | {"fleet", "kubernetes_api"},
     "spawner": VOCABULARY,
     "supervisor": VOCABULARY | {"node", "simulation"},
-    "cli": VOCABULARY | {"supervisor", "service"},
+    "client": {"errors", "state", "tls"},
+    "commands": VOCABULARY | {"client", "service"},
+    "cli": VOCABULARY | {"supervisor", "commands"},
 }
 
 

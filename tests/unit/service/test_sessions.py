@@ -8,7 +8,7 @@ import pytest
 
 from gpuspawner.card import Card
 from gpuspawner.errors import GPUSpawnerError, NoRoom, Unavailable
-from gpuspawner.fleet.base import Grant
+from gpuspawner.fleet.base import CardState, Grant
 from gpuspawner.service.database import open_database
 from gpuspawner.service.sessions import SessionService
 from gpuspawner.service.store import Store
@@ -30,6 +30,12 @@ class OneSession:
 
     def grants(self) -> list[Grant]:
         return [Grant("s", (CARD,), self.eighths, burst=self.burst)]
+
+    def cards(self, uuids: object = None) -> list[CardState]:
+        return [CardState(CARD, 8 - self.eighths)]
+
+    def energy_mj(self) -> dict[str, int]:
+        return {}
 
     def alive(self, session: str) -> bool:
         return True

@@ -1,0 +1,180 @@
+"""What the command `gpuspawner` does with a running service: its words are those of the client."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from gpuspawner.client import Client
+from gpuspawner.state import Settings
+
+_BY = ("user", "group", "session", "model")
+
+
+def add(commands: Any) -> None:
+    """Add the commands to an argparse sub-parser."""
+    status = commands.add_parser("status", help="show the cards and the sessions that run")
+    status.add_argument("--json", action="store_true", help="as JSON, for programs")
+    start = commands.add_parser("start", help="ask for a server with a share")
+    start.add_argument("share")
+    _server(start)
+    resize = commands.add_parser("resize", help="change the share of a running session")
+    resize.add_argument("share")
+    _server(resize)
+    _server(commands.add_parser("release", help="stop a server, which gives its share back"))
+    cost = commands.add_parser("cost", help="what was used and charged in a month")
+    cost.add_argument("--month", help="such as 2026-11; left out: the current one")
+    cost.add_argument("--by", choices=_BY, default="user")
+    cost.add_argument("--json", action="store_true", help="as JSON, for programs")
+    policy = commands.add_parser("policy", help="the policy file: check one, or explain it for a user")
+    verbs = policy.add_subparsers(dest="verb", required=True)
+    check = verbs.add_parser("check", help="read a policy file, and say what is wrong with it")
+    check.add_argument("file", nargs="?", help="left out: the one that the service reads")
+    verbs.add_parser("explain", help="what the policy in force means for a user").add_argument("user")
+    verbs.add_parser("show", help="what is in force, and what is wrong with the file")
+    ledger = commands.add_parser("ledger", help="who held what when: verify, export, correct")
+    verbs = ledger.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("verify", help="whether the chain is whole").add_argument(
+        "--head", help="a head that was noted before: whether it still occurs"
+    )
+    export = verbs.add_parser("export", help="all rows as a file")
+    export.add_argument("--format", choices=("csv", "json", "parquet"), default="csv")
+    export.add_argument("file", help="- is the standard output")
+    correct = verbs.add_parser("correct", help="charge more or less than a row says, by a new row")
+    correct.add_argument("row", type=int)
+    correct.add_argument("amount", help="such as 1.20, or =-1.20 to give back: correct 7 --reason R -- -1.20")
+    correct.add_argument("--reason", required=True)
+
+
+def _server(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--user", help="whose server; left out: yours")
+    parser.add_argument("--server", default=None, help="a named server")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Do it; the exit status. Raises GPUSpawnerError."""
+    if given.command == "policy" and given.verb == "check":
+        return check_policy(given.file)
+    with Client.from_env() as client:
+        if given.command == "status":
+            return _status(client, given.json)
+        if given.command == "start":
+            client.start(given.share, given.server or "", given.user)
+            print(f"Asked for {given.share}. `gpuspawner status` shows when it runs.")
+        elif given.command == "release":
+            client.release(given.server or "", given.user)
+            print("Stopped.")
+        elif given.command == "resize":
+            return _resize(client, given)
+        elif given.command == "cost":
+            return _cost(client, given)
+        elif given.command == "policy":
+            return _show(client.policy()) if given.verb == "show" else _explain(client, given.user)
+        else:
+            return _ledger(client, given)
+    return 0
+
+
+def _status(client: Client, as_json: bool) -> int:
+    offers, sessions = client.offers(), client.sessions()
+    if as_json:
+        print(json.dumps({"offers": offers["offers"], "sessions": sessions}, indent=2))
+        return 0
+    label = " (simulated)" if offers["simulated"] else ""
+    free = [offer for offer in offers["offers"] if offer["cards"] == 1]
+    print(f"cards{label}: free now: " + ", ".join(f"{o['free_places']} x {o['share']} {o['model']}" for o in free))
+    for session in sessions:
+        used = session["memory_used_bytes"]
+        memory = "unknown" if used is None else f"{used / 2**30:.2f} GiB"
+        name = "/".join(part for part in (session["user"], session["server"]) if part)
+        print(f"{name}: {session['share']} of {session['model']}, {memory} in use, {session['state']}")
+    if not sessions:
+        print("no session runs")
+    return 0
+
+
+def _resize(client: Client, given: argparse.Namespace) -> int:
+    session = client.session(given.user, given.server)
+    price = next((o["price_per_hour"] for o in session["options"] if o["share"] == given.share), None)
+    if price is not None:
+        print(f"{session['price_per_hour']} → {price} {session['currency']} per hour")
+    answer = client.resize(session["id"], given.share)
+    print(f"{session['share']} → {answer['session']['share']} in {answer['applied_ms']:.1f} ms")
+    return 0
+
+
+def _cost(client: Client, given: argparse.Namespace) -> int:
+    told = client.cost(given.by, given.month)
+    if given.json:
+        print(json.dumps(told, indent=2))
+        return 0
+    print(f"{told['start']} to {told['end']}, in {told['currency']}")
+    print(f"{given.by:<32} {'eighth-hours':>12} {'charge':>14} {'cost':>14}")
+    for each in [*told["sums"], *([{**told["idle"], "name": "not used"}] if told["idle"] else [])]:
+        hours = f"{each['eighth_seconds'] / 3600:.2f}"
+        print(f"{each['name']:<32} {hours:>12} {each['charge']:>14} {each['cost'] or 'unknown':>14}")
+    print(f"{'all':<32} {'':>12} {told['charge']:>14} {told['node_cost'] or '':>14}")
+    return 0
+
+
+def _show(told: dict[str, Any]) -> int:
+    if told["problem"]:
+        print(f"not in force: {told['problem']}")
+    digest = told["digest"] or "none"
+    print(f"policy {digest[:12]}, prices in {told['currency']}")
+    print("rules: " + (", ".join(told["rules"]) if told["restricted"] else "none: everybody may start everything"))
+    return 1 if told["problem"] else 0
+
+
+def check_policy(file: str | None) -> int:
+    """Read a policy file; 1 where it cannot be used."""
+    from gpuspawner.service.policy.source import parse
+
+    path = Path(file or os.environ.get("GPUSPAWNER_POLICY") or Settings.from_env().state / "policy.yaml")
+    try:
+        read = parse(path.read_text(encoding="utf-8"))
+    except Exception as error:
+        print(f"gpuspawner: {path}: {error}", file=sys.stderr)
+        return 1
+    rules = "no rules: everybody may start everything" if read.rules is None else f"{len(read.rules)} rules"
+    print(f"{path}: good. {rules}, {len(read.budgets)} budgets, prices in {read.currency}.")
+    return 0
+
+
+def _explain(client: Client, user: str) -> int:
+    told = client.explain(user)
+    print(f"{user}: groups {', '.join(told['groups']) or 'none'}; roles {', '.join(told['roles']) or 'none'}")
+    if not told["restricted"]:
+        print("There are no rules: everybody may start everything.")
+        return 0
+    print("rules: " + (", ".join(rule["name"] for rule in told["rules"]) or "none"))
+    print("rights on their own sessions: " + (", ".join(told["rights"]) or "none"))
+    print(f"sessions at once: {'any number' if told['sessions'] is None else told['sessions']}")
+    allowed = told["environments"]
+    print(f"environments: {'all' if allowed is None else ', '.join(allowed) or 'none'}")
+    for start in told["starts"]:
+        what = f"{start['share']} {start['model']}".strip()
+        reason = f": {start['reason']}" if start["reason"] else ""
+        print(f"  {'may   ' if start['allowed'] else 'may not'} {what}{reason}")
+    return 0
+
+
+def _ledger(client: Client, given: argparse.Namespace) -> int:
+    if given.verb == "verify":
+        told = client.verify(given.head)
+        print(f"{told['rows']} rows, head {told['head'] or 'none'}: {told['problem'] or 'whole'}")
+        return 0 if told["ok"] else 1
+    if given.verb == "export":
+        if given.file == "-":
+            client.export(sys.stdout.buffer, given.format)
+            return 0
+        with Path(given.file).open("wb") as file:
+            client.export(file, given.format)
+        return 0
+    made = client.correct(given.row, given.amount, given.reason)
+    print(f"row {made['id']}: {made['amount']} {made['currency']}")
+    return 0

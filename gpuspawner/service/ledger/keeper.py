@@ -1,0 +1,78 @@
+"""Writes down what nobody asks for: which cards there are, what their nodes cost, other prices, the last look."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from gpuspawner.fleet.base import Fleet
+from gpuspawner.service.store import Store, now_ms
+from gpuspawner.service.tariff import PriceList, Tariff
+
+#: Seconds between two notes of when the service last looked: so much of a session that ends while the service is down
+#: may stay uncharged.
+HEARTBEAT = 10.0
+#: Seconds between two looks at the cards' energy counters.
+METER = 2.0
+_SEEN = "seen_ms"
+
+
+class Keeper:
+    """Keeps the ledger complete. Not thread-safe: the watcher's alone."""
+
+    def __init__(
+        self, fleet: Fleet, store: Store, prices: Callable[[], PriceList], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._fleet = fleet
+        self._store = store
+        self._prices = prices
+        self._clock = clock
+        self._next_beat = self._next_reading = 0.0
+        self._tariff: Tariff | None = None
+        self._known = store.cards()
+        #: when the service last looked, in ms since the epoch; None where it never did
+        self.seen = int(mark) if (mark := store.mark(_SEEN)) else None
+
+    def look(self) -> None:
+        """Write down what has changed since the last look."""
+        if self._clock() >= self._next_reading:
+            self._next_reading = self._clock() + METER
+            self._store.meter.counters = self._fleet.energy_mj()
+            self._store.meter.grid = self._prices().grams_per_kwh(datetime.now(UTC))
+        self._look_at_cards()
+        self._look_at_prices()
+        if self._clock() >= self._next_beat:
+            self._next_beat = self._clock() + HEARTBEAT
+            self.seen = now_ms()
+            self._store.set_mark(_SEEN, str(self.seen))
+
+    def _since(self) -> int | None:
+        """The moment from which what the price list says now holds, if it came since the last look; None: now."""
+        now = now_ms()
+        begun = [change for change in self._prices().changes() if change <= now]
+        return begun[-1] if begun and self.seen is not None and begun[-1] > self.seen else None
+
+    def _look_at_prices(self) -> None:
+        tariff = self._prices().at(datetime.now(UTC))
+        if tariff != self._tariff:
+            self._store.repriced(self._since())
+            self._tariff = tariff
+
+    def _look_at_cards(self) -> None:
+        prices, now = self._prices(), datetime.now(UTC)
+        found = {}
+        for state in self._fleet.cards():
+            cost = prices.cost_micros(state.node, now)
+            found[state.card.uuid] = (state.node, state.card.model, cost)
+        for uuid, (node, model, cost) in found.items():
+            known = self._known.get(uuid)
+            if known != (node, model, cost):
+                if known is not None and known[0] != node:
+                    self._store.card("gone", known[0], uuid, known[1], None, None)
+                moved = known is None or known[:2] != (node, model)
+                self._store.card("card", node, uuid, model, cost, None if moved else self._since())
+        for uuid in self._known.keys() - found.keys():
+            node, model, cost = self._known[uuid]
+            self._store.card("gone", node, uuid, model, cost, None)
+        self._known = found
