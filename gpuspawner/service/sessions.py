@@ -10,12 +10,13 @@ import threading
 import time
 from collections import defaultdict
 
-from gpuspawner.errors import Conflict, GPUSpawnerError, NotFound
+from gpuspawner.errors import Conflict, GPUSpawnerError, NotFound, Unavailable
 from gpuspawner.fleet.base import Fleet, FleetChange, Grant, Launch, Notice, PodLaunch
 from gpuspawner.idle import IdleTimes
-from gpuspawner.service.idle import IdleWatch
+from gpuspawner.service.idle import SMALLEST, IdleWatch
 from gpuspawner.service.ledger.keeper import Keeper
 from gpuspawner.service.policy.book import Book
+from gpuspawner.service.policy.budgets import FRESH, Budgets
 from gpuspawner.service.store import LIVE, Store
 from gpuspawner.service.tables import SessionRow
 from gpuspawner.share import GPUShare, share_error
@@ -35,6 +36,8 @@ class SessionService:
         self.fleet = fleet
         self.store = store
         self.book = book or Book()
+        self.budgets = Budgets(self.book.source, self.book.directory, store.engine)
+        self._next_budgets = 0.0
         self.keeper = Keeper(fleet, store, lambda: self.book.source.current.prices)
         self.idle = IdleWatch(idle_times or IdleTimes(), fleet.busy, self._shrink)
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
@@ -64,6 +67,8 @@ class SessionService:
         """
         # a policy may count the sessions of a user, so these come one after the other
         with self._locks[f"{user}/"], self._locks[f"{user}/{server}"] if server else contextlib.nullcontext():
+            if share.cards:
+                self.budgets.check(user)
             if not self.book.policy.open:
                 others = [row for row in self.store.sessions(user=user, states=LIVE) if row.server != server]
                 card = self.book.check_start(user, share, environment, self.fleet.cards(), card, len(others))
@@ -119,9 +124,8 @@ class SessionService:
                 raise Conflict("This session was started without a card. Start the server anew to choose one.")
             if len(before.cards) > 1:
                 raise Conflict("A session with several cards holds them whole; it cannot be resized while it runs.")
-            if share.eighths > before.eighths_per_card and not self.book.policy.open:
-                states = self.fleet.cards([card.uuid for card in before.cards])
-                self.book.check_growth(self._known(session).user, GPUShare(share.eighths), states)
+            if share.eighths > before.eighths_per_card:
+                self._check_growth(session, share, before)
             self.fleet.resize(session, share.eighths)
             try:
                 row = self.store.resized(session, share, actor, reason)
@@ -130,6 +134,13 @@ class SessionService:
                     self.fleet.resize(session, before.eighths_per_card)
                 raise
             return _still_there(row)
+
+    def _check_growth(self, session: str, share: GPUShare, before: Grant) -> None:
+        if self.budgets.any:
+            self.budgets.check(self._known(session).user)
+        if not self.book.policy.open:
+            states = self.fleet.cards([card.uuid for card in before.cards])
+            self.book.check_growth(self._known(session).user, GPUShare(share.eighths), states)
 
     def set_burst(self, session: str, burst: bool) -> SessionRow:
         """Let a running session compute with what others leave idle, or no longer; the session as it is then. Raises
@@ -164,9 +175,24 @@ class SessionService:
                 self.store.noted(self._unwritten[0].session, self._unwritten[0].reason)
                 self._unwritten.pop(0)
         self._agree("its share was found to be gone")
+        self._look_at_budgets()
         if self.idle.times.on:
             rows = self.store.sessions(states=("running",))
             self.idle.look({row.id: GPUShare.parse(row.share) for row in rows})
+
+    def _look_at_budgets(self) -> None:
+        """Shrink to the smallest share what belongs to those whose budget has been used up for too long."""
+        if not self.budgets.any or time.monotonic() < self._next_budgets:
+            return
+        self._next_budgets = time.monotonic() + FRESH
+        rows = [row for row in self.store.sessions(states=LIVE) if GPUShare.parse(row.share).cards == 1]
+        for user, why in self.budgets.to_shrink(sorted({row.user for row in rows})).items():
+            for row in rows:
+                if row.user == user and GPUShare.parse(row.share).eighths > SMALLEST.eighths:
+                    try:
+                        self._shrink(row.id, SMALLEST, why)
+                    except GPUSpawnerError as error:  # its memory is in use; the next look tries again
+                        log.warning("session %s is not shrunk though %s: %s", row.id, why, error.message)
 
     def _hear(self) -> None:
         for change in self.fleet.watch():
@@ -180,7 +206,11 @@ class SessionService:
         """What the user of a session should know now."""
         if row.state not in LIVE:
             return []
-        return [*self.fleet.notices(row.id), *self.idle.notices(row.id, GPUShare.parse(row.share))]
+        try:
+            of_budgets = self.budgets.notices(row.user)
+        except Unavailable:  # the hub does not say who that is
+            of_budgets = []
+        return [*self.fleet.notices(row.id), *self.idle.notices(row.id, GPUShare.parse(row.share)), *of_budgets]
 
     def _known(self, session: str) -> SessionRow:
         row = self.store.session(session)

@@ -38,7 +38,7 @@ class Refused(web.HTTPError):
             message = f"The GPU service answered with status {status} and no explanation."
         if status == 422:
             status = 400
-        elif status not in (400, 404, 409, 429) and (status, code) != (403, "policy"):
+        elif status not in (400, 404, 409, 429) and (status, code) not in ((403, "policy"), (403, "budget")):
             status = 503
         return cls(status, message, code=str(code or "refused"))
 

@@ -55,6 +55,13 @@ def about(engine: Engine, start: int, end: int) -> Iterator[Any]:
         yield from connection.execution_options(yield_per=_PAGE).execute(query)
 
 
+def lines(engine: Engine, start: int, end: int) -> list[Line]:
+    """The accounts of the seconds from `start` until before `end`."""
+    accounts = Accounts(start, end)
+    accounts.add(about(engine, start, end))
+    return accounts.close()
+
+
 @dataclass
 class Sum:
     """What some sessions used together. None: unknown for one of them at least."""
