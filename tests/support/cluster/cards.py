@@ -163,7 +163,9 @@ def card_node(
             files[str(place)] = place.resolve()
         files["/bin/busybox"] = Path("/bin/busybox")
         links = {"/bin/sh": "busybox", "/bin/sleep": "busybox", "/bin/cat": "busybox", "/bin/ls": "busybox"}
-        links |= {f"/bin/{name}": "busybox" for name in ("mount", "mkfifo", "echo", "id", "find", "dd", "ln", "rm")}
+        links |= {
+            f"/bin/{name}": "busybox" for name in ("env", "mount", "mkfifo", "echo", "id", "find", "dd", "ln", "rm")
+        }
         files["/tmp/.keep"] = b""
         cluster.load(
             images.write(
@@ -221,12 +223,19 @@ class Program:
     """The program `card` in a pod, asked line by line."""
 
     def __init__(
-        self, cluster: OwnCluster, pod_name: str, namespace: str, *words: str, container: str = "main"
+        self,
+        cluster: OwnCluster,
+        pod_name: str,
+        namespace: str,
+        *words: str,
+        container: str = "main",
+        env: Mapping[str, str] | None = None,
     ) -> None:
         """`words`: for the program, such as the driver's library that it is to use."""
+        settings = [f"{name}={value}" for name, value in (env or {}).items()]
         kubectl = [cluster.binaries["kubectl"], f"--kubeconfig={cluster.kubeconfig}", "--namespace", namespace]
         self._process = subprocess.Popen(
-            [*kubectl, "exec", "-i", pod_name, "-c", container, "--", "/bin/card", *words],
+            [*kubectl, "exec", "-i", pod_name, "-c", container, "--", "/bin/env", *settings, "/bin/card", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -22,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -31,10 +32,12 @@
 #define WAIT_NS INT64_C(2000000000)
 #endif
 #define RECLAIM_EVERY_NS INT64_C(100000000)
+#define KEEPER_FD 200
 
 static struct abi_usage_file *_Atomic file;
 static _Atomic int slot = -1;
 static uint64_t identity;
+static int keeper = -1; /* the usage file, open as long as we live: by its locks others know that we do */
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t card_locks[ABI_CARDS] = {[0 ... ABI_CARDS - 1] = PTHREAD_MUTEX_INITIALIZER}; /* between threads */
 
@@ -47,9 +50,53 @@ static bool refuse(const char *why)
     return false;
 }
 
+/* Processes of two containers share the file and not their process ids: who cannot see a process sees by the lock on its
+ * slot's byte whether it lives. The kernel takes the lock back when the last descriptor of this opening is closed; a
+ * program that closes descriptors it does not know loses it, and with it its connection to the driver. */
+static bool is_keeper(int fd)
+{
+    struct stat here, there;
+    return fd >= 0 && fstat(fd, &here) == 0 && stat(path(), &there) == 0 && here.st_ino == there.st_ino &&
+           here.st_dev == there.st_dev;
+}
+
+static bool open_keeper(void)
+{
+    if (is_keeper(keeper))
+        return true;
+    int fd = open(path(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    keeper = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, KEEPER_FD) : -1; /* out of the way of programs that count on low ones */
+    if (keeper >= 0)
+        close(fd);
+    else
+        keeper = fd;
+    return keeper >= 0;
+}
+
+static int set_lock(int index, short type)
+{
+    struct flock byte = {.l_type = type, .l_whence = SEEK_SET, .l_start = index, .l_len = 1};
+    return fcntl(keeper, F_OFD_SETLK, &byte);
+}
+
+/* False: somebody else who lives has it. Where there can be no lock, the process id alone decides. */
+static bool lock_slot(int index)
+{
+    return !open_keeper() || set_lock(index, F_WRLCK) == 0 || (errno != EAGAIN && errno != EACCES);
+}
+
+static void unlock_slot(int index)
+{
+    if (is_keeper(keeper))
+        (void)set_lock(index, F_UNLCK);
+}
+
 /* A child made by fork() has none of its parent's memory on the card: it starts without a slot. */
 static void after_fork(void)
 {
+    if (is_keeper(keeper))
+        close(keeper); /* the parent's lock is the parent's alone */
+    keeper = -1;
     limits_after_fork();
     shim_after_fork();
     pthread_mutex_init(&attach_lock, NULL);
@@ -127,12 +174,18 @@ static int slots_high(struct abi_usage_file *usage)
 static bool reclaim_slot(struct abi_usage_file *usage, int index, uint64_t self)
 {
     uint64_t owner = atomic_load_explicit(&usage->owners[index], memory_order_acquire);
-    if (owner == 0 || owner == self || owner == (self | ABI_OWNER_RECLAIMING) || !is_dead(owner & ~ABI_OWNER_RECLAIMING))
+    if (owner == 0 || owner == self || owner == (self | ABI_OWNER_RECLAIMING))
         return false;
-    if (!atomic_compare_exchange_strong(&usage->owners[index], &owner, self | ABI_OWNER_RECLAIMING))
+    if (!is_dead(owner & ~ABI_OWNER_RECLAIMING) || !lock_slot(index))
         return false;
+    if (!atomic_compare_exchange_strong(&usage->owners[index], &owner, self | ABI_OWNER_RECLAIMING)) {
+        if (owner != (self | ABI_OWNER_RECLAIMING)) /* else another thread of ours needs the lock */
+            unlock_slot(index);
+        return false;
+    }
     empty_slot(usage, index);
     atomic_store_explicit(&usage->owners[index], 0, memory_order_release);
+    unlock_slot(index);
     return true;
 }
 
@@ -190,7 +243,7 @@ static int claim_slot(struct abi_usage_file *usage)
     identity = own_identity();
     int high = slots_high(usage);
     for (int i = 0; i < high; i++) { /* exec keeps pid and start time: what the old program held is gone */
-        if (atomic_load_explicit(&usage->owners[i], memory_order_acquire) == identity) {
+        if (atomic_load_explicit(&usage->owners[i], memory_order_acquire) == identity && lock_slot(i)) {
             empty_slot(usage, i);
             return i;
         }
@@ -200,9 +253,12 @@ static int claim_slot(struct abi_usage_file *usage)
             uint64_t nobody = 0;
             if (atomic_load_explicit(&usage->owners[i], memory_order_relaxed) != 0)
                 continue;
+            if (!lock_slot(i))
+                continue;
             raise_high(usage, i); /* first, so that no owner lies where nobody looks, even if we are killed here */
             if (atomic_compare_exchange_strong(&usage->owners[i], &nobody, identity))
                 return i;
+            unlock_slot(i);
         }
         reclaim_all(usage);
     }
