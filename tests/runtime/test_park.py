@@ -18,7 +18,7 @@ from gpuspawner_runtime.park.container import ParkError
 np = pytest.importorskip("numpy")
 
 
-def shell(cells: list[str], folder: Path, home: Path) -> dict[str, Any]:
+def shell(cells: list[str], folder: Path, home: Path) -> Any:
     """Run cells in an IPython of its own; what the last one printed as JSON."""
     code = (
         "import json, sys\n"
@@ -39,15 +39,14 @@ def shell(cells: list[str], folder: Path, home: Path) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_a_notebook_goes_on_in_another_kernel(tmp_path: Path, home: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/helpers.py").write_text("def double(x):\n    return 2 * x\n")
-    shell(
+    said = shell(
         [
             f"import os, sys, math as m, random; os.chdir({str(tmp_path / 'work')!r})",
             f"sys.path.append({str(tmp_path / 'mine')!r})\nimport numpy as np, helpers\nfrom helpers import double",
@@ -56,12 +55,16 @@ def test_a_notebook_goes_on_in_another_kernel(tmp_path: Path, home: Path) -> Non
             "p = Point(5); same = p; data = np.arange(1_000_000); part = data[10:20]; random.seed(7); random.random()",
             "6 * 7",
             "import threading; lock = threading.Lock(); holder = {'deep': [1, lock]}; log = open('log.txt', 'w')",
-            "from gpuspawner_runtime import park\nparked = park()",
-            "import json; print(json.dumps({'lost': parked.lost}))",
+            "from gpuspawner_runtime import park\nimport contextlib, io\nsaid = io.StringIO()",
+            "with contextlib.redirect_stdout(said): parked = park()",
+            "with contextlib.redirect_stdout(said): parked._ipython_display_()",
+            "import json; print(json.dumps([said.getvalue(), str(parked)]))",
         ],
         tmp_path,
         home,
     )
+    text = said[1]
+    assert said == [2 * f"{text}\n", text], "what is lost is said even if a cell ends with something else"
     found = shell(
         [
             "from gpuspawner_runtime import unpark\nback = unpark()",

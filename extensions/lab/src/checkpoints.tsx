@@ -33,6 +33,11 @@ export function Checkpoints(props: { state: State; now: number; onAsk: OnCheckpo
   );
 }
 
+/** Why no time stands where the next checkpoint's does. */
+function noneDue(status: string | null): string {
+  return status && status !== 'running' ? 'Nothing trains now' : 'When the next is due is unknown';
+}
+
 function RunRows(props: { run: Run; state: State; now: number; onAsk: OnCheckpoint }): React.JSX.Element {
   const { run, now } = props;
   const [all, showAll] = React.useState(false);
@@ -48,7 +53,7 @@ function RunRows(props: { run: Run; state: State; now: number; onAsk: OnCheckpoi
       {run.problem ? (
         <p className="jp-gpu-note">{run.problem}</p>
       ) : (
-        <p className="jp-gpu-quiet">{due ? `Next checkpoint ${due}` : 'When the next is due is unknown'}</p>
+        <p className="jp-gpu-quiet">{due ? `Next checkpoint ${due}` : noneDue(run.status)}</p>
       )}
       {refused?.outcome === 'refused' && (
         <p className="jp-gpu-note">{refused.message ?? 'The run refused the last request.'}</p>

@@ -34,6 +34,8 @@ class Parked:
     lost: dict[str, str]
     changed: dict[str, str]
     verb: str = "Parked"
+    #: the cell that has printed this already: there it is not shown again as the cell's value
+    printed_in: int | None = None
 
     def __str__(self) -> str:
         lines = [
@@ -44,6 +46,10 @@ class Parked:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+    def _ipython_display_(self) -> None:
+        if self.printed_in is None or self.printed_in != _cell():
+            print(self)
 
 
 def park(to: str | os.PathLike[str] = "session", *, namespace: dict[str, Any] | None = None) -> Parked:
@@ -75,7 +81,9 @@ def park(to: str | os.PathLike[str] = "session", *, namespace: dict[str, Any] | 
     }
     head = b"".join(frame for frame, _, _ in found.frames.values())
     size = container.write(path, head, found.buffers, manifest)
-    return Parked(path, size, time.monotonic() - began, _names(found.frames), found.lost, found.changed)
+    took = time.monotonic() - began
+    parked = Parked(path, size, took, _names(found.frames), found.lost, found.changed, printed_in=_cell())
+    return _said(parked) if namespace is None else parked
 
 
 def unpark(
@@ -127,7 +135,20 @@ def unpark(
         shell.user_ns["_ih"][:] = manifest["cells"]
         shell.execution_count = manifest["count"]
     size = path.stat().st_size
-    return Parked(path, size, time.monotonic() - began, _names(saved), lost, changed, "Brought back")
+    took = time.monotonic() - began
+    back = Parked(path, size, took, _names(saved), lost, changed, "Brought back", printed_in=_cell())
+    return _said(back) if namespace is None else back
+
+
+def _said(report: Parked) -> Parked:
+    """Printed in any case: a cell that ends with something else would not show what was left behind."""
+    print(report)
+    return report
+
+
+def _cell() -> int | None:
+    shell = _shell()
+    return None if shell is None else int(shell.execution_count)
 
 
 def _frames(
