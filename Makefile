@@ -174,6 +174,8 @@ $(STAMPS)/hub5: requirements/runtime.txt requirements/hub5.txt $(lab_py) $(STAMP
 $(STAMPS)/bytecode: $(STAMPS)/runtime $(STAMPS)/package $(STAMPS)/lab
 	@echo "== Python bytecode"
 	@$(PY) -m compileall -qq -j 0 .venv/lib gpuspawner || true
+	@# uv lets everybody write its lock, sessions too, and whoever holds it stops the next set-up.
+	@rm -f .venv/.lock
 	@touch $@
 
 $(STAMPS)/bytecode-dev: $(STAMPS)/dev | $(STAMPS)/bytecode
