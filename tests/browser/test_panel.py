@@ -260,8 +260,11 @@ def test_no_serious_fault_for_those_who_cannot_see(lab: Page, panel: Locator, pi
 
 
 def test_nothing_is_cut_off_in_a_narrow_sidebar(lab: Page, panel: Locator) -> None:
-    # As narrow as somebody may drag it; what is wider than the panel would need a horizontal scroll.
-    before = panel.evaluate("node => { const now = node.style.width; node.style.width = '250px'; return now; }")
+    # As narrow as somebody may drag it, less the 15 pixels of a scrollbar, which this Chromium draws over the page and
+    # most people's puts beside it. What is wider than the panel would need a horizontal scroll.
+    assert panel.evaluate("node => getComputedStyle(node).minWidth") == "280px"
+    before = panel.evaluate("node => node.getAttribute('style')")
+    panel.evaluate("node => { node.style.minWidth = '0'; node.style.width = '265px'; }")
     try:
         wide = panel.evaluate(
             """node => [...node.querySelectorAll('*')]
@@ -270,9 +273,13 @@ def test_nothing_is_cut_off_in_a_narrow_sidebar(lab: Page, panel: Locator) -> No
                 .map(one => one.className + ' ' + one.textContent)"""
         )
         assert wide == []
+        sizes = panel.locator(".jp-gpu-choice-memory")
+        heights = sizes.evaluate_all("all => all.map(one => one.offsetHeight)")
+        assert len(heights) == 4
+        assert max(heights) < 24, "a size that takes two lines"
         panel.screenshot(path=ROOT / "test-output" / "panel-narrow.png")
     finally:
-        panel.evaluate("(node, width) => { node.style.width = width; }", before)
+        panel.evaluate("(node, style) => node.setAttribute('style', style ?? '')", before)
 
 
 def test_a_hidden_tab_and_a_closed_panel_stop_what_they_need(lab: Page, panel: Locator) -> None:
