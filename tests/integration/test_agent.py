@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -116,6 +117,25 @@ def test_a_process_that_slipped_out_of_an_ended_session_is_killed(node: Node) ->
             until(lambda: asked("list(agent.free().values())") == [8] or changes(asked) is None, what="its eighths")
         finally:
             slipped.kill()
+
+
+def test_eighths_of_an_ended_session_wait_for_the_drivers_word(node: Node) -> None:
+    """All its processes are gone, and as long as the driver says nothing nobody knows whether its memory is."""
+    asked = node.start()
+    program = node.session(asked, "s-1", 4)
+    assert program(f"allocate({3 * GIB})") == "CUDA_SUCCESS"
+    assert [what for _, what, _ in changes(asked)] == ["launched"]
+    os.kill(node.cards.pid, signal.SIGSTOP)
+    try:
+        program.kill()
+        until(lambda: "ended" in [what for _, what, _ in changes(asked)], 60, "its end to be seen")
+        for _ in range(2):
+            assert changes(asked) == []
+            assert asked("list(agent.free().values())") == [4]
+    finally:
+        os.kill(node.cards.pid, signal.SIGCONT)
+    until(lambda: "freed" in [what for _, what, _ in changes(asked)], 60, "its eighths to come back")
+    assert asked("list(agent.free().values())") == [8]
 
 
 def _cards(node: Node) -> list[str]:
