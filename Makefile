@@ -21,7 +21,7 @@ limits_src := $(wildcard gpuspawner/node/limits/Makefile $(shell find gpuspawner
 lab_src := $(shell find extensions/lab/src extensions/lab/style -type f 2>/dev/null) $(wildcard extensions/lab/tsconfig*.json)
 lab_py := $(shell find extensions/lab/gpuspawner_lab extensions/lab/jupyter-config -type f -not -path '*/labextension/*' -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help up runtime stop status test test-hub5 test-runtime test-cluster soak lint docs check-c cluster bench setup setup-dev lock clean
+.PHONY: help up runtime stop status test test-hub5 test-runtime test-cluster soak lint docs check-c cluster images bench setup setup-dev lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -49,7 +49,7 @@ test-runtime: ## run the tests of the runtime, in an environment of their own wi
 	@python="$$(tools/runtime-env)"; $$python -m pytest -q --session-timeout=$${GPUSPAWNER_TEST_TIMEOUT:-2400} $${PYTEST_ARGS:-} tests/runtime
 
 test-cluster: setup-dev $(STAMPS)/cluster ## run the tests on a Kubernetes cluster of their own (as root; builds it the first time, in a quarter of an hour and more)
-	@[ -n "$${GPUSPAWNER_TEST_KUBECONFIG:-}" ] || $(PY) -m tests.support.cluster.build etcd kubernetes containerd kwok
+	@[ -n "$${GPUSPAWNER_TEST_KUBECONFIG:-}" ] || $(PY) -m tests.support.cluster.build etcd kubernetes containerd kwok helm
 	@$(PY) -m pytest -q $${PYTEST_ARGS:-} tests/cluster
 
 soak: setup-dev ## let people, clocks and faults do what they will for half an hour (GPUSPAWNER_SOAK_SECONDS)
@@ -63,6 +63,9 @@ check-c: setup-dev ## check the C code: cppcheck, clang-tidy, sanitizers, rubbis
 
 cluster: setup-dev $(STAMPS)/cluster ## run a Kubernetes cluster for tests until Ctrl-C, and print its kubeconfig (as root)
 	@$(PY) -m tests.support.cluster $(CLUSTER_ARGS)
+
+images: $(STAMPS)/proxy $(STAMPS)/lab-build $(STAMPS)/cluster ## build the images of the chart with buildah (IMAGES_ARGS="--base IMAGE --prefix REGISTRY/gpuspawner-")
+	@tools/images $(IMAGES_ARGS)
 
 docs: setup-dev ## build the documentation into build/docs, warnings as errors
 	@$(PY) -m sphinx -q -W --keep-going -b html docs build/docs
@@ -81,6 +84,8 @@ setup-dev: $(STAMPS)/dev setup $(STAMPS)/bytecode-dev $(STAMPS)/browser $(STAMPS
 lock: $(STAMPS)/venv ## resolve the Python dependencies anew
 	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra oauth --extra kubernetes --extra parquet --extra postgresql --extra dev --extra docs --upgrade -q -o requirements/lock.txt
 	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra oauth -c requirements/lock.txt -q -o requirements/runtime.txt
+	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra kubernetes --extra oauth -c requirements/lock.txt -q -o requirements/cluster.txt
+	$(UV) pip compile requirements/images.in --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --upgrade -q -o requirements/images.txt
 	grep -E '^[a-z0-9._-]+==' requirements/lock.txt | grep -vE '^(cuda|nvidia)-' | sed 's/ *\\$$//' > $(STAMPS)/same.txt
 	$(UV) pip compile images/runtime/pyproject.toml requirements/torch.in --override requirements/torch-overrides.in --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra torch --extra test -c $(STAMPS)/same.txt --upgrade -q -o requirements/torch.txt
 

@@ -7,6 +7,7 @@ things are in GPUSPAWNER_STATE, GPUSPAWNER_PORT and GPUSPAWNER_BASE_URL. A hub o
 """
 
 from gpuspawner.idle import IdleTimes
+from gpuspawner.spawner import hub
 from gpuspawner.spawner.environments import OWN
 from gpuspawner.spawner.templates import TEMPLATES
 from gpuspawner.state import Settings, public_url
@@ -72,83 +73,11 @@ c.Spawner.start_timeout = 150  # the server's own time, and what comes before it
 c.Spawner.poll_interval = 5
 
 # -- the service and who may do what with it
-c.JupyterHub.services = [
-    {
-        "name": "gpuspawner",
-        "url": at(settings.service_port),
-        "api_token": settings.secret("service_token"),
-        "display": False,
-        "oauth_no_confirm": True,
-        "oauth_client_allowed_scopes": [
-            "custom:gpuspawner:read",
-            "custom:gpuspawner:resize",
-            "custom:gpuspawner:admin",
-        ],
-    }
-]
+c.JupyterHub.services = [hub.service(at(settings.service_port), settings.secret("service_token"))]
 idle = IdleTimes.from_env()
 if idle.on:  # servers say how long nothing was done in them
     c.LocalGPUSpawner.environment["GPUSPAWNER_ACTIVITY_SECONDS"] = f"{idle.check:g}"
 if idle.cull is not None:  # the supervisor runs it; this is its token and what that may do
-    c.JupyterHub.services.append(
-        {"name": "gpuspawner-culler", "api_token": settings.secret("culler_token"), "display": False}
-    )
-c.JupyterHub.custom_scopes = {
-    "custom:gpuspawner:read": {"description": "See GPU sessions: their share, cards, memory and price."},
-    "custom:gpuspawner:resize": {"description": "Change the share of a running GPU session."},
-    "custom:gpuspawner:activity": {"description": "Say how long nothing was done in a GPU session."},
-    "custom:gpuspawner:admin": {
-        "description": "Everything with every GPU session, ending it included.",
-        "subscopes": ["custom:gpuspawner:read", "custom:gpuspawner:resize", "custom:gpuspawner:activity"],
-    },
-}
-c.JupyterHub.load_roles = [
-    {
-        "name": "user",
-        "description": "Standard user privileges",
-        "scopes": [
-            "self",
-            "custom:gpuspawner:read!user",
-            "custom:gpuspawner:resize!user",
-            "custom:gpuspawner:activity!user",  # a server's token has no scope that its user has not
-        ],
-    },
-    {
-        "name": "server",
-        "description": "Post activity, and see and resize its own GPU session",
-        "scopes": [
-            "users:activity!user",
-            "access:servers!server",
-            "custom:gpuspawner:read!server",
-            "custom:gpuspawner:resize!server",
-            "custom:gpuspawner:activity!server",
-        ],
-    },
-    {
-        "name": "gpu-admin",
-        "description": "Everything with GPU sessions",
-        "scopes": ["custom:gpuspawner:admin"],
-        "users": ["admin"],
-    },
-    {
-        "name": "gpuspawner-service",
-        "description": "Learn whose token it is, and by what people sign in",
-        "scopes": ["read:users", "read:roles:users", "read:servers", "read:hub"],
-        "services": ["gpuspawner"],
-    },
-]
-if idle.cull is not None:
-    c.JupyterHub.load_roles.append(
-        {
-            "name": "gpuspawner-culler",
-            "description": "See which servers run, hear whether they are idle, and stop them",
-            "scopes": [
-                "list:users",
-                "read:servers",
-                "delete:servers",
-                "custom:gpuspawner:read",
-                "custom:gpuspawner:activity",
-            ],
-            "services": ["gpuspawner-culler"],
-        }
-    )
+    c.JupyterHub.services.append({"name": hub.CULLER, "api_token": settings.secret("culler_token"), "display": False})
+c.JupyterHub.custom_scopes = hub.SCOPES
+c.JupyterHub.load_roles = hub.roles(["admin"], culled=idle.cull is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from gpuspawner import __version__
@@ -15,6 +16,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "autodoc_traits"]
 html_theme = "furo"
 html_title = "gpuspawner"
 myst_heading_anchors = 4
+myst_enable_extensions = ["deflist"]
 exclude_patterns = ["images/*"]
 nitpicky = False
 
@@ -53,11 +55,46 @@ def _openapi() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _chart() -> str:
+    """The chart's values: what the comments in values.yaml say of each, with its default."""
+    from pathlib import Path
+
+    import yaml
+
+    text = (Path(__file__).parents[1] / "helm/gpuspawner/values.yaml").read_text()
+    defaults = yaml.safe_load(text)
+    lines: list[str] = ["", "## Values", ""]
+    comment: list[str] = []
+    above: list[str] = []
+    for line in text.splitlines()[2:]:  # the first says what the file is
+        found = re.match(r"( *)(?:# (.*)|([A-Za-z]+):)", line)
+        if found is None or len(found[1]) // 2 > len(above):  # within a value
+            comment = []
+        elif found[2] is not None:
+            comment.append(found[2])
+        else:
+            value = defaults
+            names = [*above[: len(found[1]) // 2], found[3]]
+            for name in names:
+                value = value[name]
+            if isinstance(value, dict) and line.endswith(":"):
+                above = names
+                lines += [f"### {found[3]}", ""] if len(names) == 1 else []
+            else:
+                above = names[:-1]
+                default = json.dumps(value, ensure_ascii=False)
+                lines += [f"`{'.'.join(names)}` (default `{default}`)", f": {' '.join(comment)}", ""]
+            comment = []
+    return "\n".join(lines) + "\n"
+
+
 def _read(_app: Any, page: str, source: list[str]) -> None:
     if page == "index":  # here and not in the page, where other readers would show it as code
         source[0] += _TOC
     if page == "reference/openapi":
         source[0] += _openapi()
+    if page == "reference/chart":
+        source[0] += _chart()
 
 
 def setup(app: Any) -> None:

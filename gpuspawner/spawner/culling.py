@@ -43,9 +43,12 @@ async def may_be_culled(*, inactive: timedelta | None, inactive_limit: float, se
 
 async def _ask(method: str, path: str, **options: Any) -> Any:
     headers = {"Authorization": f"Bearer {os.environ['JUPYTERHUB_API_TOKEN']}"}
-    transport = httpx.AsyncHTTPTransport(uds=str(_settings().service_socket), trust_env=False)
+    url, socket = os.environ.get("GPUSPAWNER_SERVICE_URL"), None
+    if not url:  # on one machine
+        url, socket = _settings().service_api, str(_settings().service_socket)
+    transport = httpx.AsyncHTTPTransport(uds=socket, trust_env=False)
     async with httpx.AsyncClient(transport=transport, trust_env=False, timeout=20.0) as client:
-        answer = await client.request(method, _settings().service_api + path, headers=headers, **options)
+        answer = await client.request(method, url + path, headers=headers, **options)
         return answer.raise_for_status().json()
 
 

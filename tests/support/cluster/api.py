@@ -18,6 +18,7 @@ _KINDS = {
     "Namespace": ("v1", "namespaces", False),
     "Node": ("v1", "nodes", False),
     "Pod": ("v1", "pods", True),
+    "PersistentVolume": ("v1", "persistentvolumes", False),
     "Secret": ("v1", "secrets", True),
     "ConfigMap": ("v1", "configmaps", True),
     "Service": ("v1", "services", True),

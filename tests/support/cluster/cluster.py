@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -155,6 +156,10 @@ class OwnCluster(Cluster):
         config = self._config("kubelet", f"system:node:{NODE}", ["system:nodes"])
         self._add(node.kubelet(self.host, self.binaries, self._authority, config, NODE))
         self._add(control.proxy(self.host, self.binaries, self._config("kube-proxy", "system:kube-proxy"), NODE))
+        address = self.host.network.dns
+        self.host.run("ip", "address", "add", f"{address}/32", "dev", "lo")
+        names = [sys.executable, "-m", "tests.support.cluster.dns", f"--kubeconfig={self.kubeconfig}"]
+        self._add(Part(self.host, "dns", [*names, f"--address={address}"], env={"PYTHONPATH": str(build.ROOT)}))
 
     def _add_kwok(self) -> None:
         stages = build.files("kwok") / "kustomize/stage"

@@ -14,11 +14,20 @@ import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+ROOT = Path(__file__).parents[3]
 #: Images are named so that nobody can pull them from anywhere.
 REGISTRY = "gpuspawner.test"
 PAUSE = f"{REGISTRY}/pause:1"
 BUSYBOX = f"{REGISTRY}/busybox:1"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def of_the_chart() -> Path:
+    """The archive of hub, proxy, service, agent and notebook as `make images` builds them, once for what they are made
+    of."""
+    done = subprocess.run([ROOT / "tools/images"], stdout=subprocess.PIPE, stderr=None, text=True, check=False)
+    assert done.returncode == 0, "the images could not be built"
+    return Path(done.stdout.strip())
 
 
 def write(
