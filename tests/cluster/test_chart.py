@@ -48,7 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
         "service": {
             "databaseUrl": "postgresql://service:secret@db/service",
             "storage": {"storageClass": "-"},
-            "policy": {"currency": "EUR"},
+            "policy": {"version": 1, "currency": "EUR"},
             "extraEnv": [{"name": "A", "value": "b"}],
         },
         "session": {"cpu": {"limit": 2}, "profiles": [{"display_name": "One"}]},

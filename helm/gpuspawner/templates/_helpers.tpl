@@ -132,3 +132,25 @@ storageClassName: {{ eq .class "-" | ternary "" .class | quote }}
   "session" (omit $session "image")
   | toJson -}}
 {{- end }}
+
+{{/* The parts of network policies. */}}
+{{- define "gpuspawner.to" -}}
+- podSelector:
+    matchLabels: {{- include "gpuspawner.selector" .root | nindent 6 }}
+      app.kubernetes.io/component: {{ .part }}
+{{- end }}
+{{- define "gpuspawner.sessions" -}}
+- podSelector: {matchLabels: {gpuspawner.io/instance: {{ include "gpuspawner.fullname" . }}}}
+{{- end }}
+{{- define "gpuspawner.dns" -}}
+- ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
+{{- end }}
+{{/* Where the API server is, no label says. */}}
+{{- define "gpuspawner.apiServer" -}}
+- ports: [{port: 443}, {port: 6443}]
+{{- end }}
+
+{{- define "gpuspawner.subject" }}
+subjects:
+  - {kind: ServiceAccount, name: {{ .name }}, namespace: {{ .root.Release.Namespace }}}
+{{- end }}
