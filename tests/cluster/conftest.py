@@ -20,7 +20,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     own = [item for item in items if here in item.path.parents]
     for item in own:
         item.add_marker(pytest.mark.cluster)
-        item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT if item is own[0] else 300))
+        if item is own[0] or item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT if item is own[0] else 300), append=False)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import yaml
 from support.cluster.api import Object
-from support.cluster.cluster import Cluster
+from support.cluster.cluster import Cluster, OwnCluster
 from support.cluster.helm import Helm, HelmError
 from support.common import until
 
@@ -68,6 +68,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+VALUES = {"deviceClass": {"create": False}, "image": {"prefix": "gpuspawner.test/none-", "pullPolicy": "Never"}}
+
+
 @pytest.fixture(scope="module")
 def helm() -> Iterator[Helm]:
     made = Helm()
@@ -90,17 +93,17 @@ def test_it_passes_lint(helm: Helm, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_api_server_takes_all_of_it(helm: Helm, control_plane: Cluster, case: str) -> None:
-    with control_plane.namespace(f"chart-{case}") as namespace:
+def test_the_api_server_takes_all_of_it(helm: Helm, own_cluster: OwnCluster, case: str) -> None:
+    with own_cluster.namespace(f"chart-{case}") as namespace:
         made = helm.template(CASES[case], namespace=namespace)
         # a kind that only the Prometheus operator brings
         known = [each for each in made if each["kind"] != "ServiceMonitor"]
         assert len(made) - len(known) == (2 if case == "everything" else 0)
-        manifest = control_plane.host.folder / f"chart-{case}.yaml"  # type: ignore[attr-defined]
+        manifest = own_cluster.host.folder / f"chart-{case}.yaml"
         manifest.write_text(yaml.safe_dump_all(known))
         # strict: a field that the server does not know is an error
         words = ["--namespace", namespace, "create", "--dry-run=server", "--validate=strict", "-f", str(manifest)]
-        said = control_plane.kubectl(*words)
+        said = own_cluster.kubectl(*words)
         assert len(said.splitlines()) == len(known)
 
 
@@ -129,7 +132,7 @@ def test_only_the_agent_is_root_and_nothing_can_become_it(helm: Helm, case: str)
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
         assert pod["securityContext"]["runAsUser"] == (0 if of_node else 1000), name
         assert of_node or pod["securityContext"]["runAsNonRoot"] is True, name
-        assert of_node or not any("hostPath" in volume for volume in pod["volumes"]), name
+        assert of_node or not any("hostPath" in volume for volume in pod.get("volumes", [])), name
         for container in pod["containers"]:
             security = container["securityContext"]
             assert security["readOnlyRootFilesystem"] is True, name
@@ -152,16 +155,16 @@ def test_settings_reach_the_hub_as_they_are(helm: Helm) -> None:
     assert values["base_url"] == "/gpu/"
     assert values["image"] == "registry.example.org:5000/gpu/notebook:7"
     assert values["service"] == "http://gpu-gpuspawner-service:8003/gpu/services/gpuspawner/api/v1"
-    assert values["session"]["cpu"] == {"guarantee": None, "limit": 2}
+    assert values["session"]["cpu"]["limit"] == 2
 
 
 @pytest.fixture(scope="module")
-def installed(control_plane: Cluster) -> Iterator[tuple[Cluster, Helm, str]]:
-    """A release on a cluster without a node: its objects are there, its pods wait."""
-    helm = Helm(control_plane.kubeconfig)
-    with control_plane.namespace("chart") as namespace:
-        helm.install("gpu", namespace, {})
-        yield control_plane, helm, namespace
+def installed(own_cluster: OwnCluster) -> Iterator[tuple[Cluster, Helm, str]]:
+    """A release whose images are nowhere: its objects are there, its pods wait."""
+    helm = Helm(own_cluster.kubeconfig)
+    with own_cluster.namespace("chart") as namespace:
+        helm.install("gpu", namespace, VALUES)
+        yield own_cluster, helm, namespace
         helm("uninstall", "gpu", "--namespace", namespace, "--no-hooks")
     helm.close()
 
@@ -175,7 +178,7 @@ def test_secrets_are_kept_and_never_printed(installed: tuple[Cluster, Helm, str]
     cluster, helm, namespace = installed
     before = secrets(cluster, namespace)
     assert len(set(before.values())) == len(before) == 7
-    notes = helm.upgrade("gpu", namespace, {"hub": {"admins": ["ann"]}})
+    notes = helm.upgrade("gpu", namespace, {**VALUES, "hub": {"admins": ["ann"]}})
     assert secrets(cluster, namespace) == before
     helm("rollback", "gpu", "1", "--namespace", namespace)
     assert secrets(cluster, namespace) == before
@@ -288,9 +291,9 @@ def test_an_agent_writes_slices_of_its_node_alone(installed: tuple[Cluster, Helm
     assert create("nobody", "node-1", None).status_code == 422
 
 
-async def test_before_an_uninstallation_its_own_sessions_end(control_plane: Cluster) -> None:
-    api, kinds = control_plane.api, ("Pod", "ResourceClaim")
-    with control_plane.namespace("clear") as namespace:
+async def test_before_an_uninstallation_its_own_sessions_end(own_cluster: OwnCluster) -> None:
+    api, kinds = own_cluster.api, ("Pod", "ResourceClaim")
+    with own_cluster.namespace("clear") as namespace:
         for instance in ("ours", "others"):
             labels = {"gpuspawner.io/session": f"{instance}-1", "gpuspawner.io/instance": instance}
             meta = {"name": instance, "namespace": namespace, "labels": labels}
@@ -300,7 +303,7 @@ async def test_before_an_uninstallation_its_own_sessions_end(control_plane: Clus
             used = {"resourceClaims": [{"name": "card", "resourceClaimName": instance}]}
             spec = {"containers": [{"name": "main", "image": "none"}], **used}
             api.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
-        connection = await KubeApi.connect(str(control_plane.kubeconfig))
+        connection = await KubeApi.connect(str(own_cluster.kubeconfig))
         try:
             assert await clear(connection, namespace, "ours", 60) == 2
         finally:

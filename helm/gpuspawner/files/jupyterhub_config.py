@@ -75,7 +75,7 @@ c.KubeSpawner.profile_list = session["profiles"]
 c.KubeSpawner.environment = dict(session["env"])
 for what, trait in (("cpu", "cpu"), ("memory", "mem")):
     for kind in ("guarantee", "limit"):
-        if session[what][kind] is not None:
+        if session[what].get(kind) is not None:  # Helm leaves out what is null
             setattr(c.KubeSpawner, f"{trait}_{kind}", session[what][kind])
 if session["storage"]["type"] == "volume":
     c.KubeSpawner.storage_pvc_ensure = True
