@@ -120,7 +120,7 @@ def test_a_process_that_slipped_out_of_an_ended_session_is_killed(node: Node) ->
 
 
 def test_eighths_of_an_ended_session_wait_for_the_drivers_word(node: Node) -> None:
-    """All its processes are gone, and as long as the driver says nothing nobody knows whether its memory is."""
+    """All its processes are gone, and a driver that stands still shows their memory all the same."""
     asked = node.start()
     program = node.session(asked, "s-1", 4)
     assert program(f"allocate({3 * GIB})") == "CUDA_SUCCESS"
