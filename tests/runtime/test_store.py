@@ -33,13 +33,19 @@ def save(trainings: Trainings, tmp_path: Path) -> Save:
     return save
 
 
-@pytest.fixture
-def store(tmp_path: Path, save: Save) -> Store:
-    """Three checkpoints, whose bytes are 1, 2 and 3."""
-    folder = tmp_path / "run"
+@pytest.fixture(scope="module")
+def saved(trainings: Trainings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("saved")
     for serial in (1, 2, 3):
-        assert save(folder, f"step-{serial}", serial) == 0
-    return Store(folder)
+        ended = trainings.start("save_and_die.py", home / "run", f"step-{serial}", serial, 0, home=home).wait()
+        assert ended == 0
+    return home / "run"
+
+
+@pytest.fixture
+def store(tmp_path: Path, saved: Path) -> Store:
+    """Three checkpoints, whose bytes are 1, 2 and 3, and of which the first is gone since two are kept."""
+    return Store(shutil.copytree(saved, tmp_path / "run"))
 
 
 def content(store: Store, name: str) -> set[int]:

@@ -14,6 +14,7 @@ import numpy  # noqa: F401
 import runtime.models  # noqa: F401
 import safetensors  # noqa: F401
 import torch
+import torch._dynamo
 import torch.utils.data  # noqa: F401
 
 
