@@ -42,7 +42,7 @@ def start_lab(page: Page, hub: Stack, user: str, share: str, **options: str) -> 
     settings = ".jupyter/lab/user-settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
     put(hub, user, settings, '{"fetchNews": "false"}')
     sign_in(page, hub, user)
-    page.wait_for_url(re.compile(rf"/user/{user}/"))
+    page.wait_for_url(re.compile(rf"/user/{user}/"), timeout=90_000)
     page.goto(f"{hub.url}/user/{user}/lab/tree/tour.ipynb")
     page.wait_for_url(re.compile(rf"/user/{user}/lab"), timeout=90_000)
     expect(page.locator(".jp-gpu-item")).to_be_visible(timeout=90_000)
