@@ -177,11 +177,11 @@ export function spokenShare(share: string | null | undefined): string {
 export function gradeMeaning(grade: string | null | undefined): string {
   switch (grade) {
     case 'kernel':
-      return 'kernel: memory held by the driver or the hardware';
+      return 'memory held by the driver or the card itself (grade: kernel)';
     case 'guarded':
-      return 'guarded: memory held by the driver library of this session';
+      return 'memory held by the driver library of this session (grade: guarded)';
     case 'advisory':
-      return 'advisory: holds programs that keep to it';
+      return 'held for programs that keep to it (grade: advisory)';
     default:
       return grade ?? UNKNOWN;
   }

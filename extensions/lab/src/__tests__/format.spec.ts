@@ -111,3 +111,11 @@ it.each([
 ])('%p bytes are %s', (bytes, text) => {
   expect(format.size(bytes)).toBe(text);
 });
+
+it('says what a grade is worth before what it is called', () => {
+  expect(format.gradeMeaning('kernel')).toBe('memory held by the driver or the card itself (grade: kernel)');
+  expect(format.gradeMeaning('guarded')).toMatch(/^memory held by .* \(grade: guarded\)$/);
+  expect(format.gradeMeaning('advisory')).toMatch(/^held for programs .* \(grade: advisory\)$/);
+  expect(format.gradeMeaning('new')).toBe('new');
+  expect(format.gradeMeaning(null)).toBe(format.UNKNOWN);
+});
