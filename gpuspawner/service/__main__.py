@@ -15,15 +15,17 @@ from pathlib import Path
 import uvicorn
 from jupyterhub.services.auth import HubAuth
 
-from gpuspawner.errors import GPUSpawnerError, Unavailable
+from gpuspawner.errors import GPUSpawnerError, InvalidInput, Unavailable
 from gpuspawner.idle import IdleTimes
 from gpuspawner.service.app import create_app
 from gpuspawner.service.auth import TOKEN_CACHE_SECONDS, Authenticator
 from gpuspawner.service.database import open_database
+from gpuspawner.service.leader import leadership_of
 from gpuspawner.service.place import Place
 from gpuspawner.service.policy.book import Book
 from gpuspawner.service.policy.people import HubDirectory
 from gpuspawner.service.policy.source import PolicySource
+from gpuspawner.service.requests.rate import RateLimit
 from gpuspawner.service.sessions import SessionService
 from gpuspawner.service.store import Store
 from gpuspawner.service.tariff import CurrentTariff
@@ -42,6 +44,7 @@ def main() -> int:
         token = place.token
         folder = settings.state / "service"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        rate = _rate(os.environ.get("GPUSPAWNER_REQUESTS_PER_SECOND") or "50")
         named = os.environ.get("GPUSPAWNER_POLICY")
         path = Path(named).expanduser().absolute() if named else settings.state / "policy.yaml"
         source = PolicySource(path, folder / "policy-in-force.yaml", required=bool(named))
@@ -49,7 +52,9 @@ def main() -> int:
         tariff = CurrentTariff(lambda: source.current.prices)
         url = os.environ.get("GPUSPAWNER_DATABASE_URL") or f"sqlite:///{folder / 'service.sqlite'}"
         store = Store(open_database(url), tariff)
-        sessions = SessionService(place.open_fleet(settings), store, IdleTimes.from_env(), book)
+        sessions = SessionService(
+            place.open_fleet(settings), store, IdleTimes.from_env(), book, leadership_of(store.engine)
+        )
         sockets = [_port(place.host, settings.service_port), _private_socket(settings.service_socket)]
     except (GPUSpawnerError, OSError) as error:
         print(f"gpuspawner service: {error}", file=sys.stderr)
@@ -62,10 +67,21 @@ def main() -> int:
         settings.service_prefix,
         choose_card=settings.choose_card,
         burst=settings.burst,
+        rate=RateLimit(rate),
     )
     _answer_promptly()
     uvicorn.Server(uvicorn.Config(app, log_level="info", access_log=False)).run(sockets)
     return 0
+
+
+def _rate(given: str) -> int:
+    if not (given.isascii() and given.isdigit() and len(given) <= 6):
+        raise InvalidInput(
+            f"GPUSPAWNER_REQUESTS_PER_SECOND: {given[:20]!r} is not allowed. Allowed: a whole number; 0 is no limit.",
+            field="GPUSPAWNER_REQUESTS_PER_SECOND",
+            given=given,
+        )
+    return int(given)
 
 
 def _answer_promptly() -> None:

@@ -25,6 +25,11 @@ from gpuspawner.service.ledger.routes import ledger_routes
 from gpuspawner.service.policy.book import View
 from gpuspawner.service.policy.decide import Forbidden, Policy
 from gpuspawner.service.policy.routes import policy_routes
+from gpuspawner.service.requests.desk import Desk
+from gpuspawner.service.requests.metrics import Metrics
+from gpuspawner.service.requests.rate import RateLimit
+from gpuspawner.service.requests.records import Records
+from gpuspawner.service.requests.routes import request_routes
 from gpuspawner.service.sessions import SessionService, Watcher
 from gpuspawner.service.tables import SessionRow
 from gpuspawner.service.tariff import Pricing
@@ -43,9 +48,10 @@ def create_app(
     prefix: str = "/",
     choose_card: bool = False,
     burst: bool = False,
+    rate: RateLimit | None = None,
 ) -> FastAPI:
     """The service as an ASGI app below `prefix`. It watches the fleet while it runs. `choose_card`: whether a start
-    may name the card. `burst`: what a start that does not say gets."""
+    may name the card. `burst`: what a start that does not say gets. `rate`: how many requests a token may make."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -64,16 +70,24 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
+    records = None if sessions is None else Records(sessions.store.engine)
+    metrics = Metrics(sessions)
+    own = getattr(authenticator, "own_token", b"")
+    app.add_middleware(Desk, records=records, rate=rate or RateLimit(), metrics=metrics, prefix=api, own_token=own)
     app.add_middleware(LimitBody)
     _add_error_handlers(app)
     app.include_router(_router(sessions, authenticator, tariff, choose_card, burst), prefix=api, responses=_ERRORS)
-    for more in (policy_routes(sessions, authenticator), ledger_routes(sessions, authenticator)):
+    for more in (
+        policy_routes(sessions, authenticator),
+        ledger_routes(sessions, authenticator),
+        request_routes(records, metrics, authenticator),
+    ):
         app.include_router(more, prefix=api, responses=_ERRORS)
     return app
 
 
 _ERRORS: dict[int | str, dict[str, object]] = {
-    status: {"model": schemas.Error} for status in (401, 403, 404, 409, 422, 503)
+    status: {"model": schemas.Error} for status in (401, 403, 404, 409, 422, 429, 503)
 }
 
 
@@ -123,11 +137,21 @@ def _router(
         user: Annotated[str | None, Query(max_length=255)] = None,
         server: Annotated[str | None, Query(max_length=255)] = None,
         ended: bool = False,
+        limit: Annotated[int | None, Query(ge=1, le=1000, description="left out: all")] = None,
+        after: Annotated[str | None, Query(max_length=32, description="those that follow this session")] = None,
     ) -> schemas.Sessions:
         """The sessions that the caller may see, newest first; without those that have ended, unless asked for."""
         states = () if ended else ("starting", "running", "ending")
-        rows = sessions.store.sessions(user, server, states)
-        return schemas.Sessions(sessions=[shown(row) for row in rows if may(caller, "read", row)])
+        rows = [row for row in sessions.store.sessions(user, server, states) if may(caller, "read", row)]
+        if after is not None:
+            known = [row.id for row in rows]
+            if after not in known:
+                raise NotFound("after: there is no such session in this list.", field="after", given=after)
+            rows = rows[known.index(after) + 1 :]
+        if limit is not None and len(rows) > limit:
+            shown_rows = rows[:limit]
+            return schemas.Sessions(sessions=[shown(row) for row in shown_rows], next=shown_rows[-1].id)
+        return schemas.Sessions(sessions=[shown(row) for row in rows])
 
     @router.post("/sessions", status_code=201)
     def start(body: schemas.SessionRequest, caller: Caller, response: Response) -> schemas.Started:
@@ -189,13 +213,16 @@ def _router(
         caller: Caller,
         session: Annotated[str | None, Query(max_length=32)] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        before: Annotated[int | None, Query(ge=1, le=2**62, description="rows older than this one")] = None,
     ) -> schemas.Events:
         """Ledger rows, newest first: of one session, or for administrators of all."""
         if session is not None:
             visible(caller, session)
         elif not caller.may("admin"):
             raise NotAllowed("Name a session of yours: events?session=ID.")
-        return schemas.Events(events=[views.entry(row) for row in sessions.store.ledger(session, limit)])
+        found = sessions.store.ledger(session, limit + 1, before)
+        more = found[limit - 1].id if len(found) > limit else None
+        return schemas.Events(events=[views.entry(row) for row in found[:limit]], next=more)
 
     @router.get("/processes")
     def processes(caller: Caller) -> schemas.Holders:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from fastapi import Header
+from fastapi import Header, Request
 from jupyterhub.services.auth import HubAuth
 from tornado.web import HTTPError
 
@@ -73,7 +73,7 @@ class Authenticator:
 
     def __init__(self, hub_auth: HubAuth, service_token: str) -> None:
         self._hub_auth = hub_auth
-        self._service_token = service_token.encode()
+        self._service_token = self.own_token = service_token.encode()
 
     async def principal(self, authorization: str | None) -> Principal:
         """The caller. Raises NotSignedIn, or Unavailable when the hub does not answer."""
@@ -96,8 +96,10 @@ class Authenticator:
 def signed_in(authenticator: Authenticator) -> Callable[..., Awaitable[Principal]]:
     """The caller of a request, as FastAPI's dependency."""
 
-    async def principal(authorization: Annotated[str | None, Header()] = None) -> Principal:
-        return await authenticator.principal(authorization)
+    async def principal(request: Request, authorization: Annotated[str | None, Header()] = None) -> Principal:
+        found = await authenticator.principal(authorization)
+        request.scope["gpuspawner.principal"] = found  # for the audit
+        return found
 
     return principal
 

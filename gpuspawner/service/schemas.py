@@ -201,9 +201,10 @@ class Resized(BaseModel):
 
 
 class Sessions(BaseModel):
-    """A list of sessions."""
+    """A list of sessions. `next`: what to give as `after` for those that follow; null where none do."""
 
     sessions: list[Session]
+    next: str | None = None
 
 
 class LedgerEntry(BaseModel):
@@ -232,9 +233,34 @@ class LedgerEntry(BaseModel):
 
 
 class Events(BaseModel):
-    """Ledger rows, newest first."""
+    """Ledger rows, newest first. `next`: what to give as `before` for older ones; null where there are none."""
 
     events: list[LedgerEntry]
+    next: int | None = None
+
+
+class AuditEntry(BaseModel):
+    """A change that `actor` made to `user`'s session or was refused (`status`), from where and why."""
+
+    id: int
+    at: str
+    actor: str
+    action: str
+    user: str
+    session: str
+    asked: Any
+    why: str
+    source: str
+    status: int
+    hash: str
+
+
+class Audit(BaseModel):
+    """Rows of the audit, newest first. `problem`: where its chain of hashes is broken."""
+
+    entries: list[AuditEntry]
+    next: int | None
+    problem: str | None
 
 
 class Holder(BaseModel):

@@ -14,6 +14,7 @@ from gpuspawner.errors import Conflict, GPUSpawnerError, NotFound, Unavailable
 from gpuspawner.fleet.base import Fleet, FleetChange, Grant, Launch, Notice, PodLaunch
 from gpuspawner.idle import IdleTimes
 from gpuspawner.service.idle import SMALLEST, IdleWatch
+from gpuspawner.service.leader import Alone, Leadership
 from gpuspawner.service.ledger.keeper import Keeper
 from gpuspawner.service.policy.book import Book
 from gpuspawner.service.policy.budgets import FRESH, Budgets
@@ -31,11 +32,17 @@ class SessionService:
     """Sessions of one fleet. Methods block and are thread-safe; changes of one session wait for each other."""
 
     def __init__(
-        self, fleet: Fleet, store: Store, idle_times: IdleTimes | None = None, book: Book | None = None
+        self,
+        fleet: Fleet,
+        store: Store,
+        idle_times: IdleTimes | None = None,
+        book: Book | None = None,
+        leadership: Leadership | None = None,
     ) -> None:
         self.fleet = fleet
         self.store = store
         self.book = book or Book()
+        self.leadership = leadership or Alone()
         self.budgets = Budgets(self.book.source, self.book.directory, store.engine)
         self._next_budgets = 0.0
         self.keeper = Keeper(fleet, store, lambda: self.book.source.current.prices)
@@ -46,7 +53,13 @@ class SessionService:
         # What the node said of excess and the ledger has not got yet.
         self._unwritten: list[FleetChange] = []
         self._noting = threading.Lock()
-        self._reconcile()
+        if self.leadership.refresh():
+            self._reconcile()
+
+    def _must_lead(self) -> None:
+        if not self.leadership.leads:
+            message = "Another service decides here; this one answers questions only. Try again in a moment."
+            raise Unavailable(message, code="not_leader")
 
     def start(
         self,
@@ -65,6 +78,7 @@ class SessionService:
         The same request gives the same session as long as no process of it runs. One whose processes do run
         is unknown to the hub that asks again (it was killed before it could note it), and is ended first.
         """
+        self._must_lead()
         # a policy may count the sessions of a user, so these come one after the other
         with self._locks[f"{user}/"], self._locks[f"{user}/{server}"] if server else contextlib.nullcontext():
             if share.cards:
@@ -94,6 +108,7 @@ class SessionService:
     def change(self, session: str, share: GPUShare | None, burst: bool | None, actor: str) -> SessionRow:
         """Change a running session's share, or its burst, or both or none of them; the session as it is then.
         Raises as `resize` does."""
+        self._must_lead()
         if share is None:
             return self.set_burst(session, burst) if burst is not None else self._known(session)
         before = self.fleet.grant(session)
@@ -160,6 +175,7 @@ class SessionService:
 
     def end(self, session: str, actor: str, reason: str) -> SessionRow:
         """End a session: its processes, its share, its charge. The session as it is then."""
+        self._must_lead()
         self._known(session)
         self._ends.setdefault(session, (actor, self.idle.reason(session, reason)))
         self._ended(session, self.fleet.end(session, reason))
@@ -168,6 +184,11 @@ class SessionService:
     def look(self) -> None:
         """Write down what happened in the fleet by itself, and what could not be written down before."""
         self.book.source.refresh()
+        led = self.leadership.leads
+        if not self.leadership.refresh():
+            return
+        if not led:
+            self._reconcile()
         self.keeper.look()
         self._hear()
         with self._noting:
@@ -276,6 +297,7 @@ class SessionService:
         taken over where the fleet says whose it is: another service has started it, or the records were lost. Else
         nobody asked for it.
         """
+        self.keeper.recall()
         grants = self.fleet.grants()
         there = {grant.session for grant in grants}
         lost = [row.id for row in self.store.sessions(states=LIVE) if row.id not in there]

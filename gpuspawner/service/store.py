@@ -87,9 +87,11 @@ class Store:
         with self.engine.connect() as connection:
             return [SessionRow(**found._mapping) for found in connection.execute(query)]
 
-    def ledger(self, session: str | None = None, limit: int = 100) -> list[LedgerRow]:
-        """Ledger rows, newest first."""
+    def ledger(self, session: str | None = None, limit: int = 100, before: int | None = None) -> list[LedgerRow]:
+        """Ledger rows, newest first; those before the row of that number."""
         query = _ALL_ENTRIES.limit(limit)
+        if before is not None:
+            query = query.where(_LEDGER.c.id < before)
         if session is not None:
             query = query.where(_LEDGER.c.session == session)
         with self.engine.connect() as connection:

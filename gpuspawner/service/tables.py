@@ -78,3 +78,35 @@ class MarkRow(Base):
 
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
     value: Mapped[str] = mapped_column(Text)
+
+
+class ReplyRow(Base):
+    """The answer to a change that came with an idempotency key. `key`: a hash over it and the caller's token."""
+
+    __tablename__ = "replies"
+
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    fingerprint: Mapped[str] = mapped_column(String(64))
+    status: Mapped[int] = mapped_column(Integer)
+    body: Mapped[str] = mapped_column(Text)
+    at_ms: Mapped[int] = mapped_column(BigInteger, index=True)
+
+
+class AuditRow(Base):
+    """A change that somebody made, or was refused. `user`: whose session it was about. `asked`: the request's body,
+    cut. Rows are never changed; `hash` is over the row and the hash before it."""
+
+    __tablename__ = "audit"
+
+    id: Mapped[int] = mapped_column(_Id, primary_key=True, autoincrement=True)
+    at_ms: Mapped[int] = mapped_column(BigInteger, index=True)
+    actor: Mapped[str] = mapped_column(String(255))
+    action: Mapped[str] = mapped_column(String(255))
+    user: Mapped[str] = mapped_column(String(255), index=True)
+    session: Mapped[str] = mapped_column(String(32))
+    asked: Mapped[str] = mapped_column(Text)
+    why: Mapped[str] = mapped_column(String(255))
+    source: Mapped[str] = mapped_column(String(255))
+    status: Mapped[int] = mapped_column(Integer)
+    prev: Mapped[str] = mapped_column(String(64))
+    hash: Mapped[str] = mapped_column(String(64))

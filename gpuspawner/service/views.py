@@ -14,7 +14,7 @@ from gpuspawner.fleet.placement import most_together, no_room_reason, places, pl
 from gpuspawner.service import schemas
 from gpuspawner.service.policy.book import View
 from gpuspawner.service.store import LIVE
-from gpuspawner.service.tables import LedgerRow, SessionRow
+from gpuspawner.service.tables import AuditRow, LedgerRow, SessionRow
 from gpuspawner.service.tariff import Pricing, money
 from gpuspawner.share import EIGHTHS_PER_CARD, FRACTIONS, MAX_CARDS, GPUShare, eighths_text
 
@@ -227,5 +227,26 @@ def entry(row: LedgerRow) -> schemas.LedgerEntry:
         method=row.method,
         amount=None if row.amount_micros is None else money(row.amount_micros),
         corrects=row.corrects,
+        hash=row.hash,
+    )
+
+
+def audit_entry(row: AuditRow) -> schemas.AuditEntry:
+    """A row of the audit as the API shows it."""
+    try:
+        asked = json.loads(row.asked)
+    except ValueError:  # it was cut
+        asked = row.asked
+    return schemas.AuditEntry(
+        id=row.id,
+        at=iso(row.at_ms),
+        actor=row.actor,
+        action=row.action,
+        user=row.user,
+        session=row.session,
+        asked=asked,
+        why=row.why,
+        source=row.source,
+        status=row.status,
         hash=row.hash,
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fastapi.testclient import TestClient
+from sqlalchemy import Engine
 
 from gpuspawner.card import Card
 from gpuspawner.errors import NoRoom
@@ -17,9 +18,11 @@ from gpuspawner.fleet.placement import place
 from gpuspawner.service.app import create_app
 from gpuspawner.service.auth import NotSignedIn, Principal
 from gpuspawner.service.database import open_database
+from gpuspawner.service.leader import Alone, Leadership
 from gpuspawner.service.policy.book import Book
 from gpuspawner.service.policy.decide import Person
 from gpuspawner.service.policy.source import PolicySource
+from gpuspawner.service.requests.rate import RateLimit
 from gpuspawner.service.sessions import SessionService
 from gpuspawner.service.store import Store
 from gpuspawner.service.tariff import CurrentTariff
@@ -169,6 +172,8 @@ class House:
         policy: str | None = None,
         fleet: MemoryFleet | None = None,
         url: str | None = None,
+        rate: RateLimit | None = None,
+        leadership: Callable[[Engine], Leadership] = lambda _engine: Alone(),
         **groups: Any,
     ) -> None:
         self.folder = folder
@@ -181,8 +186,10 @@ class House:
         self.tariff = CurrentTariff(lambda: self.source.current.prices)
         self.engine = open_database(url or f"sqlite:///{folder / 'service.sqlite'}")
         self.store = Store(self.engine, self.tariff)
-        self.service = SessionService(self.fleet, self.store, book=Book(self.source, self.people))  # type: ignore[arg-type]
-        self.app = create_app(self.service, Tokens(), self.tariff, choose_card=True)  # type: ignore[arg-type]
+        self.service = SessionService(
+            self.fleet, self.store, book=Book(self.source, self.people), leadership=leadership(self.engine)
+        )  # type: ignore[arg-type]
+        self.app = create_app(self.service, Tokens(), self.tariff, choose_card=True, rate=rate)  # type: ignore[arg-type]
         self.client = TestClient(self.app, base_url="http://test/api/v1", raise_server_exceptions=False)
 
     def write(self, policy: str) -> None:

@@ -30,9 +30,15 @@ class Keeper:
         self._clock = clock
         self._next_beat = self._next_reading = 0.0
         self._tariff: Tariff | None = None
-        self._known = store.cards()
-        #: when the service last looked, in ms since the epoch; None where it never did
-        self.seen = int(mark) if (mark := store.mark(_SEEN)) else None
+        self._known: dict[str, tuple[str, str, int | None]] = {}
+        #: when a service last looked, in ms since the epoch; None where none ever did
+        self.seen: int | None = None
+        self.recall()
+
+    def recall(self) -> None:
+        """Take what the database says: another service may have led until now."""
+        self._known = self._store.cards()
+        self.seen = int(mark) if (mark := self._store.mark(_SEEN)) else None
 
     def look(self) -> None:
         """Write down what has changed since the last look."""

@@ -1,0 +1,1 @@
+"""What holds for every request: how many, once only, written down, counted."""
