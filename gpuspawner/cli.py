@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from gpuspawner import __version__, commands
 from gpuspawner.errors import GPUSpawnerError, Unavailable
+from gpuspawner.queue import command as queue_command
 
 _START = "Start it with: " + os.environ.get("GPUSPAWNER_START_COMMAND", "gpuspawner up")
 
@@ -21,12 +22,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     words.add_parser("up", help="start everything on this machine, until Ctrl-C")
     words.add_parser("stop", help="end everything on this machine, running sessions included")
     commands.add(words)
+    queue_command.add(words)
     given = parser.parse_args(argv)
     try:
         if given.command in ("up", "stop"):
             from gpuspawner import supervisor
 
             return supervisor.up([]) if given.command == "up" else supervisor.stop()
+        if given.command == "queue":
+            return queue_command.run(given)
         return commands.run(given)
     except Unavailable as error:
         print(f"gpuspawner: {error} {_START}", file=sys.stderr)

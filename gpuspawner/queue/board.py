@@ -58,12 +58,13 @@ class Running:
     ends: float | None = None
     notice: tuple[str, float] | None = None
     can_park: bool = True
-    #: The place among CLASSES of the class that it counted as when it started, after its wait.
-    rank: int = -1
+    #: Who has waited itself up a class is not parked before.
+    safe_until: float = 0.0
+    #: Its class's place among CLASSES.
+    rank: int = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.rank < 0:
-            self.rank = CLASSES.index(self.asked.kind)
+        self.rank = CLASSES.index(self.asked.kind)
 
     @property
     def session(self) -> str:
@@ -112,6 +113,7 @@ class Board:
         self.refused: set[tuple[GPUShare, str, frozenset[str]]] = set()
         self._lines: defaultdict[_Line, list[_Entry]] = defaultdict(list)
         self._use: dict[str, tuple[float, float]] = {}
+        self._safe_until = _NEVER
         self._roomy: list[dict[str, None]] = [{} for _ in range(EIGHTHS_PER_CARD + 1)]
         for card in self.cards.values():
             self._roomy[card.free][card.uuid] = None
@@ -194,19 +196,28 @@ class Board:
         use = self.use(key[1], now, rules) if rules.fair else 0.0
         return (float(rules.rank(key[0], now - since)), deadline, use, since), entry, key
 
+    def look(self, now: float) -> None:
+        """It is `now`: what could not be had before may be had where somebody is not safe any more."""
+        if now >= self._safe_until:
+            self.refused.clear()
+            later = [each.safe_until for each in self.running.values() if each.safe_until > now]
+            self._safe_until = min(later, default=_NEVER)
+
     # -- what happens ----------------------------------------------------------------------------------
 
-    def start(self, session: str, cards: tuple[str, ...], eighths: int, now: float, rank: int | None = None) -> Running:
-        """Somebody who waits runs; `rank` where its wait has made more of it than it is. Raises NotFound, Conflict."""
+    def start(self, session: str, cards: tuple[str, ...], eighths: int, now: float, safe: float = 0.0) -> Running:
+        """Somebody who waits runs, and is not parked for `safe` seconds. Raises NotFound, Conflict."""
         asked = self.waiting.get(session)
         if asked is None:
             raise NotFound(f"Session {session} does not wait.")
-        rank = CLASSES.index(asked.kind) if rank is None else rank
-        self._take(cards, eighths, rank)
+        self._take(cards, eighths, CLASSES.index(asked.kind))
         self.leave(session)
         seconds = asked.seconds
         speed = eighths / asked.share.eighths_per_card
-        running = Running(asked, cards, eighths, now, None if seconds is None else now + seconds / speed, rank=rank)
+        running = Running(asked, cards, eighths, now, None if seconds is None else now + seconds / speed)
+        if safe:
+            running.safe_until = now + safe
+            self._safe_until = min(self._safe_until, running.safe_until)
         self.running[session] = running
         for uuid in cards:
             self.cards[uuid].sessions[session] = None

@@ -102,10 +102,8 @@ class Clockwork:
         """A session has started, or holds more or less than before."""
         if running.session in self._courses:
             left = self._stop(running.session)
-        elif running.asked.parked:
-            left = self._parked.pop(running.session)
         else:
-            left = self._whole(running.session)
+            left = self._parked.pop(running.session, self._whole(running.session))
         self._run(running, left)
 
     def _run(self, running: Running, left: float) -> None:
@@ -113,6 +111,8 @@ class Clockwork:
         course = _Course(left, self.now, speed, running.eighths * len(running.cards))
         self._courses[running.session] = course
         self._push(course.since + course.left / course.speed, running.session)
+        if running.safe_until > self.now:
+            self._push(running.safe_until, "")
 
     def _stop(self, session: str) -> float:
         """The work that a session has left; what it used until now is counted."""

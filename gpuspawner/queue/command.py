@@ -7,12 +7,13 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuspawner.errors import InvalidInput
-from gpuspawner.queue.replay import Result, replay
 from gpuspawner.queue.rules import CLASSES, POLICIES
-from gpuspawner.queue.trace import read, synthetic
+
+if TYPE_CHECKING:
+    from gpuspawner.queue.replay import Result
 
 
 def add(commands: Any) -> None:
@@ -33,6 +34,10 @@ def add(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Run what was asked for; returns the exit status. Raises InvalidInput."""
+    # the other commands do not wait for pydantic
+    from gpuspawner.queue.replay import replay
+    from gpuspawner.queue.trace import read, synthetic
+
     if given.act == "synthetic":
         for field, most in (("jobs", 10**6), ("cards", 1024)):
             value = getattr(given, field)

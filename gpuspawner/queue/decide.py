@@ -39,7 +39,9 @@ class _Decision:
     standing: set[str] = field(default_factory=set)
 
     def run(self) -> list[Action]:
-        self._serve()
+        self.board.look(self.now)
+        while self._serve():
+            self.kept, self.all_kept = {}, _NONE
         for rank in range(len(CLASSES)):
             self._give_back(rank)
         for session in [name for name in self.board.noticed if name not in self.standing]:
@@ -47,7 +49,13 @@ class _Decision:
             self.actions.append(Withdraw(session))
         return self.actions
 
-    def _serve(self) -> None:
+    def _serve(self) -> bool:
+        """One pass over who waits; whether somebody was parked, who may have a place elsewhere."""
+        done = len(self.actions)
+        self._pass()
+        return any(isinstance(action, Park) for action in self.actions[done:])
+
+    def _pass(self) -> None:
         blocked = served = 0
         for rank, asked in self.board.in_order(self.rules, self.now):
             # what was taken goes back before the less urgent start
@@ -89,7 +97,7 @@ class _Decision:
             plan = shrink_plan(self.board, self.rules, asked.share, rank, barred)
         if plan is None and self.rules.parks:
             # those who have been told already are asked first
-            plan = self._told(asked, barred) or park_plan(self.board, self.rules, asked.share, rank, barred)
+            plan = self._told(asked, barred) or park_plan(self.board, self.rules, asked.share, rank, self.now, barred)
         return plan
 
     def _run_on(self, asked: Waiting, plan: Plan) -> None:
@@ -100,9 +108,10 @@ class _Decision:
             self.board.park(session, self.now)
             self.actions.append(Park(session, asked.session))
         eighths = asked.share.eighths_per_card
-        # or those who had to let it go first would stop it again
-        rank = self.rules.rank(asked.kind, self.now - asked.since)
-        self.board.start(asked.session, plan.cards, eighths, self.now, rank)
+        aged = self.rules.rank(asked.kind, self.now - asked.since) < CLASSES.index(asked.kind)
+        # or those who had to let it go first would stop it again at once
+        safe = self.rules.safe_seconds if aged else 0.0
+        self.board.start(asked.session, plan.cards, eighths, self.now, safe)
         self.actions.append(Start(asked.session, plan.cards, eighths))
 
     def _park_for(self, asked: Waiting, plan: Plan) -> None:

@@ -53,15 +53,18 @@ def shrink_plan(board: Board, rules: Rules, share: GPUShare, rank: int, barred: 
     return best[1] if best else None
 
 
-def park_plan(board: Board, rules: Rules, share: GPUShare, rank: int, barred: Collection[str] = ()) -> Plan | None:
+def park_plan(
+    board: Board, rules: Rules, share: GPUShare, rank: int, now: float, barred: Collection[str] = ()
+) -> Plan | None:
     """The cards on which stopping less urgent sessions than `rank` is enough, and costs the least."""
     if share.cards == 1:
         plans = [
-            (cost, Plan((card.uuid,), (), parks)) for card, cost, parks in _parks(board, rules, share, rank, barred)
+            (cost, Plan((card.uuid,), (), parks))
+            for card, cost, parks in _parks(board, rules, share, rank, now, barred)
         ]
         return min(plans, key=lambda each: (each[0], len(each[1].parks)))[1] if plans else None
     groups: defaultdict[tuple[str, str], list[tuple[float, str, tuple[str, ...]]]] = defaultdict(list)
-    for card, cost, parks in _parks(board, rules, share, rank, barred):
+    for card, cost, parks in _parks(board, rules, share, rank, now, barred):
         groups[card.node, card.model].append((cost, card.uuid, parks))
     best: tuple[float, Plan] | None = None
     for group in groups.values():
@@ -138,7 +141,7 @@ def _shrinks(board: Board, rules: Rules, card: CardRoom, need: int, rank: int) -
 
 
 def _parks(
-    board: Board, rules: Rules, share: GPUShare, rank: int, barred: Collection[str]
+    board: Board, rules: Rules, share: GPUShare, rank: int, now: float, barred: Collection[str]
 ) -> Iterator[tuple[CardRoom, float, tuple[str, ...]]]:
     need = share.eighths_per_card
     for card in _candidates(board, share, barred):
@@ -149,7 +152,7 @@ def _parks(
         for victim in _victims(board, card, rank):
             if lacking <= 0:
                 break
-            if victim.can_park and rules.classes[victim.asked.kind].parks:
+            if victim.can_park and now >= victim.safe_until and rules.classes[victim.asked.kind].parks:
                 parks.append(victim)
                 lacking -= victim.eighths
         if lacking <= 0:

@@ -27,7 +27,7 @@ class ClassRules:
     shrinks: bool = True
     parks: bool = False
     notice_seconds: float = 60.0
-    age_seconds: float = 3600.0
+    age_seconds: float = 43200.0
 
     def __post_init__(self) -> None:
         if self.floor not in FRACTIONS:
@@ -61,7 +61,8 @@ class Rules:
     `order`: by class, then deadline, then recent use, then time of waiting; or by time of waiting alone. `resizes`,
     `parks`, `backfills`, `ages`, `fair` switch parts off for all classes. `window`: so many who cannot start now are
     looked past for somebody who can. `hold_seconds`: a card is kept for who has waited so long and fits nowhere.
-    `half_life_seconds`: after which past use counts half.
+    `safe_seconds`: so long nobody is parked who has waited itself up a class, so that it gets on. `half_life_seconds`:
+    after which past use counts half.
     """
 
     name: str = "standard"
@@ -73,6 +74,7 @@ class Rules:
     fair: bool = True
     window: int = 32
     hold_seconds: float = 900.0
+    safe_seconds: float = 1800.0
     half_life_seconds: float = 86400.0
     classes: Mapping[str, ClassRules] = field(default_factory=_classes)
 

@@ -29,6 +29,8 @@ GOALS = {
     "linear": "<= 3",
     "panel-lag": "<= 1500 (p95)",
     "park": "below dill",
+    "queue-replay": "<= 60",
+    "queue-value": "shown",
     "resize": "<= 20 (p99)",
     "runtime-import": "<= 150",
     "scale-100": "<= 15",

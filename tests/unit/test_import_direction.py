@@ -33,14 +33,15 @@ MAY_IMPORT = {
     "kubernetes_names": set(),
     "kubernetes_api": {"errors"},
     "simulation": {"errors", "card"},
+    "queue": {"errors", "share"},
     "node": VOCABULARY | {"simulation", "kubernetes_api"},
     "fleet": VOCABULARY | {"node", "kubernetes_api"},
-    "service": VOCABULARY | {"fleet", "kubernetes_api"},
+    "service": VOCABULARY | {"fleet", "queue", "kubernetes_api"},
     "spawner": VOCABULARY,
     "supervisor": VOCABULARY | {"node", "simulation"},
     "client": {"errors", "state", "tls"},
     "commands": VOCABULARY | {"client", "service"},
-    "cli": VOCABULARY | {"supervisor", "commands"},
+    "cli": VOCABULARY | {"supervisor", "commands", "queue"},
 }
 
 

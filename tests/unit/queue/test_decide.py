@@ -68,14 +68,20 @@ def test_past_use_is_forgotten_by_and_by() -> None:
     assert table.use("ann", STANDARD.half_life_seconds, STANDARD) == pytest.approx(500.0)
 
 
-def test_who_waits_long_is_not_passed_for_ever_but_takes_nothing_from_the_more_urgent() -> None:
+def test_who_waits_long_is_not_passed_for_ever_and_then_gets_on_but_takes_nothing_from_the_more_urgent() -> None:
+    age = STANDARD.classes["batch"].age_seconds
     table = board()
     run(table, "runs", "training")
     ask(table, "old", "batch", since=0.0)
-    ask(table, "new", "training", since=7100.0)
-    assert decide(table, STANDARD, 7200.0) == []  # it counts as interactive now, and training is not taken from it
+    ask(table, "new", "training", since=age)
+    now = 2 * age
+    assert decide(table, STANDARD, now) == []  # it counts as interactive now, and nothing is taken for it
     table.end("runs")
-    assert decide(table, STANDARD, 7201.0) == [Start("old", ("c0",), 8)]
+    assert decide(table, STANDARD, now + 1) == [Start("old", ("c0",), 8)]
+    assert decide(table, STANDARD, now + STANDARD.safe_seconds) == []
+    assert decide(table, STANDARD, now + 1 + STANDARD.safe_seconds) == [
+        Notice("old", "new", now + 1 + STANDARD.safe_seconds + 15)
+    ]
     assert STANDARD.rank("batch", 1e9) == 1, "age makes nobody as urgent as inference"
 
 

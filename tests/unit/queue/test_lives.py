@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -80,7 +80,7 @@ class Lives(RuleBasedStateMachine):
         self.told.pop(name, None)
         self.decides()
 
-    @rule(seconds=st.sampled_from((1, 20, 61, 1000, 10000)))
+    @rule(seconds=st.sampled_from((1, 20, 61, 2000, 50000)))
     def waits(self, seconds: int) -> None:
         self.now += seconds
         self.decides()
@@ -164,12 +164,15 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+# making an example smaller takes minutes here; a failure says by which seed it comes again
+TestLives.settings = settings(
+    max_examples=25, stateful_step_count=30, deadline=None, phases=(Phase.explicit, Phase.generate)
+)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_everybody_is_done_in_the_end_with_exactly_their_work(policy: str) -> None:
-    trace = synthetic(300, 8, seed=7)
+    trace = synthetic(150, 8, seed=7)
     board = Board(trace.rooms())
     ended: dict[str, float] = {}
     held: Counter[str] = Counter()
@@ -205,7 +208,7 @@ def test_everybody_is_done_in_the_end_with_exactly_their_work(policy: str) -> No
 def test_the_urgent_never_wait_for_the_less_urgent_where_shrinking_is_enough() -> None:
     """Worth more than its figures: on one and the same trace the queue's own rules leave less unused than a line does,
     and those in a hurry wait less."""
-    trace = synthetic(600, 8, seed=3)
+    trace = synthetic(300, 8, seed=3)
     found = {name: replay(trace, rules) for name, rules in POLICIES.items()}
     assert found["standard"].utilisation > found["fifo"].utilisation
     for kind in ("inference-urgent", "interactive"):

@@ -103,9 +103,7 @@ def test_who_can_never_start_ends_no_replay() -> None:
     assert (result.waits["batch"].count, result.missed) == (1, 1)
 
 
-def test_the_command_compares_and_says_what_is_wrong(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_compares_and_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["queue", "synthetic", "--jobs", "30", "--cards", "2", "--seed", "3"]) == 0
     file = tmp_path / "trace.jsonl"
     file.write_text(capsys.readouterr().out)
