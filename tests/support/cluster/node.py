@@ -127,4 +127,5 @@ def kubelet(host: Host, binaries: Mapping[str, Path], authority: Authority, kube
 
 def load(host: Host, binaries: Mapping[str, Path], image: Path) -> None:
     """Put an image into containerd."""
-    host.run(binaries["ctr"], "--address", CONTAINERD, "--namespace", "k8s.io", "images", "import", image)
+    command = [binaries["ctr"], "--address", CONTAINERD, "--namespace", "k8s.io", "images", "import", image]
+    host.run(*command, timeout=900)
