@@ -121,7 +121,12 @@ if idle.cull is not None:
         }
     )
 c.JupyterHub.load_roles = [
-    {"name": "metrics", "description": "Read the hub's figures", "scopes": ["read:metrics"], "services": ["metrics"]}
+    {
+        "name": "metrics",
+        "description": "Read the figures of hub and service",
+        "scopes": ["read:metrics", "custom:gpuspawner:read"],
+        "services": ["metrics"],
+    }
 ]
 hub.attach(
     c,
