@@ -191,5 +191,14 @@ def test_an_account_fills_a_report(service: Service, monkeypatch: pytest.MonkeyP
     assert text.splitlines()[-1].split(maxsplit=1) == ["step", "eager kept"]
 
 
+def test_figures_of_a_simulated_card_are_called_simulated(service: Service) -> None:
+    service.answer = (200, {"events": [row(datetime.now(UTC) - HOUR, 8, "1.00")], "simulated": True})
+    account = Account(Meter(Card(), Processor(Path("/nowhere")), lambda: None), zone="DE").start()
+    account.stop()
+    figures = account.figures()
+    assert figures["card_method"] == "simulated; measured: the card's counter (played, the whole card)"
+    assert figures["gco2_method"].startswith("simulated cards; ")
+
+
 def test_an_account_that_never_began_knows_nothing() -> None:
     assert Account().figures() == {}

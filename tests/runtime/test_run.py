@@ -15,6 +15,7 @@ import torch
 from gpuspawner_runtime import RuntimeFault, autocheckpoint, notices, run, runs
 from gpuspawner_runtime import run as run_function
 from gpuspawner_runtime.checkpoint import lock
+from gpuspawner_runtime.checkpoint.opened import Opened
 from gpuspawner_runtime.checkpoint.store import MANIFEST, hash_piece, sealed
 from gpuspawner_runtime.run import _RUNS, Run
 from runtime.models import MODELS
@@ -435,6 +436,15 @@ def test_code_in_a_checkpoint_is_not_run(home: Path) -> None:
     with other.run() as r:
         assert r.resumed == "second", "the run is free again, and goes on from the one before"
     assert not mark.exists()
+
+
+def test_what_was_lost_before_the_first_checkpoint_counts_too(home: Path) -> None:
+    folder = home / ".local/share/gpuspawner-runtime/checkpoints/mine"
+    folder.mkdir(parents=True)
+    Opened(folder).open(7, 3.5)  # as a process leaves it that was killed
+    with Setting().run() as r:
+        assert (r.resumed, r.steps) == (None, 0)
+        assert (r.report().lost_steps, r.report().lost_seconds) == (7, 3.5)
 
 
 def test_no_two_processes_train_one_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

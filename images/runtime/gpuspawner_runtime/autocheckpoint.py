@@ -213,19 +213,19 @@ class Checkpointer:
         found = self.ranks.from_first(found)
         assert found is not None
         self.skipped = found.skipped
-        if found.entry is None:
-            return
-        self._load(found.entry)
-        self.resumed = found.entry.name
-        self._failures = int(found.entry.manifest.get("failures") or 0)
-        self._trained = float(found.entry.manifest.get("trained") or 0.0)
+        if found.entry is not None:
+            self._load(found.entry)
+            self.resumed = found.entry.name
+            self._failures = int(found.entry.manifest.get("failures") or 0)
+            self._trained = float(found.entry.manifest.get("trained") or 0.0)
         if self.ranks.rank == 0:
             if self._opened.left():
                 self._failures += 1
                 reached = self._opened.reached()
                 self.lost_steps = None if reached is None else max(0, reached[0] - self.steps)
                 self.lost_seconds = None if reached is None else max(0.0, reached[1] - self._trained)
-            print(f"{self.name}: goes on from {self.resumed}, step {self.steps}")
+            if self.resumed is not None:
+                print(f"{self.name}: goes on from {self.resumed}, step {self.steps}")
 
     def _load(self, entry: Entry) -> None:
         rank = self.ranks.rank

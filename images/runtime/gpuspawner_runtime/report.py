@@ -130,9 +130,11 @@ class Account:
         energy = self._meter.read()
         paid: Cost | None = cost.between(self._started, self._stopped or datetime.now(UTC))
         intensity = grid.intensity(self._zone)
+        session = cost.session() if energy.card_method is not None else None
+        simulated = session is not None and session.get("simulated") is True
         found: dict[str, Any] = {
             "card_joules": energy.card_joules,
-            "card_method": energy.card_method,
+            "card_method": f"simulated; {energy.card_method}" if simulated else energy.card_method,
             "processor_joules": energy.processor_joules,
             "processor_method": energy.processor_method,
             "load": energy.load,
@@ -146,7 +148,9 @@ class Account:
             found["fast"] = choices.latest.why
         joules = energy.joules
         if joules is not None and intensity is not None:
-            known = ["cards"] * (energy.card_joules is not None) + ["processor"] * (energy.processor_joules is not None)
+            known = ["simulated cards" if simulated else "cards"] * (energy.card_joules is not None) + ["processor"] * (
+                energy.processor_joules is not None
+            )
             found["gco2"] = joules / _JOULES_PER_KWH * intensity.grams_per_kwh
             found["gco2_method"] = f"{' and '.join(known)}; {intensity.label}"
         return found
