@@ -148,9 +148,8 @@ class Account:
             found["fast"] = choices.latest.why
         joules = energy.joules
         if joules is not None and intensity is not None:
-            known = ["simulated cards" if simulated else "cards"] * (energy.card_joules is not None) + ["processor"] * (
-                energy.processor_joules is not None
-            )
+            known = ["simulated cards" if simulated else "cards"] * (energy.card_joules is not None)
+            known += ["processor"] * (energy.processor_joules is not None)
             found["gco2"] = joules / _JOULES_PER_KWH * intensity.grams_per_kwh
             found["gco2_method"] = f"{' and '.join(known)}; {intensity.label}"
         return found
