@@ -46,7 +46,7 @@ def add(commands: Any) -> None:
     export.add_argument("file", help="- is the standard output")
     correct = verbs.add_parser("correct", help="charge more or less than a row says, by a new row")
     correct.add_argument("row", type=int)
-    correct.add_argument("amount", help="such as 1.20, or =-1.20 to give back: correct 7 --reason R -- -1.20")
+    correct.add_argument("amount", help="such as 1.20; to give back: ledger correct 7 --reason R -- -1.20")
     correct.add_argument("--reason", required=True)
 
 

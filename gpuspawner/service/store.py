@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from sqlalchemy import Connection, Engine, Table, bindparam, insert, select, text, update
@@ -42,6 +43,18 @@ _CHAIN_LOCK = text("SELECT pg_advisory_xact_lock(7215046)")
 def now_ms() -> int:
     """Milliseconds since the epoch, UTC."""
     return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True)
+class CardChange:
+    """A card is there and its node costs so much per hour (None: unknown) since `at` (None: now), or it is gone."""
+
+    kind: Literal["card", "gone"]
+    node: str
+    uuid: str
+    model: str
+    cost: int | None
+    at: int | None = None
 
 
 class Store:
@@ -203,15 +216,15 @@ class Store:
                         found.pop(uuid, None)
         return found
 
-    def card(
-        self, kind: Literal["card", "gone"], node: str, uuid: str, model: str, cost: int | None, at: int | None
-    ) -> None:
-        """A card is there from now on (or since `at`) and its node costs so much per hour, or it is gone."""
+    def note_cards(self, changes: Sequence[CardChange]) -> None:
+        """Write down cards that came, went, or whose node costs something else: all of them or none."""
         with self._write() as connection:
-            cards, eighths = json.dumps([uuid]), 8 if kind == "card" else 0
-            what = {"session": "", "user": "", "server": "", "kind": kind, "model": model, "cards": cards}
-            more = {"node": node, "cost_micros": cost, "eighths": eighths, "actor": "node", "reason": ""}
-            self._append(connection, at, {**what, **more, "price_micros": 0})
+            for change in changes:
+                eighths = 8 if change.kind == "card" else 0
+                what = {"session": "", "user": "", "server": "", "kind": change.kind, "model": change.model}
+                more = {"node": change.node, "cost_micros": change.cost, "eighths": eighths, "price_micros": 0}
+                where = {"cards": json.dumps([change.uuid]), "actor": "node", "reason": ""}
+                self._append(connection, change.at, {**what, **more, **where})
 
     def corrected(self, row: LedgerRow, amount_micros: int, actor: str, reason: str) -> int:
         """Charge more or less than a row says, from the moment of the correction on; the new row's id."""

@@ -53,6 +53,9 @@ class Described:
 
     grade = "guarded"
 
+    def energy_mj(self) -> dict[str, int]:
+        return {}
+
     def __init__(self) -> None:
         self._states = []
         for index in range(CARDS):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from gpuspawner.fleet.base import Fleet
-from gpuspawner.service.store import Store, now_ms
+from gpuspawner.service.store import CardChange, Store, now_ms
 from gpuspawner.service.tariff import PriceList, Tariff
 
 #: Seconds between two notes of when the service last looked: so much of a session that ends while the service is down
@@ -71,14 +71,17 @@ class Keeper:
         for state in self._fleet.cards():
             cost = prices.cost_micros(state.node, now)
             found[state.card.uuid] = (state.node, state.card.model, cost)
+        changes = []
         for uuid, (node, model, cost) in found.items():
             known = self._known.get(uuid)
             if known != (node, model, cost):
                 if known is not None and known[0] != node:
-                    self._store.card("gone", known[0], uuid, known[1], None, None)
+                    changes.append(CardChange("gone", known[0], uuid, known[1], None))
                 moved = known is None or known[:2] != (node, model)
-                self._store.card("card", node, uuid, model, cost, None if moved else self._since())
+                changes.append(CardChange("card", node, uuid, model, cost, None if moved else self._since()))
         for uuid in self._known.keys() - found.keys():
             node, model, cost = self._known[uuid]
-            self._store.card("gone", node, uuid, model, cost, None)
+            changes.append(CardChange("gone", node, uuid, model, cost))
+        if changes:
+            self._store.note_cards(changes)
         self._known = found

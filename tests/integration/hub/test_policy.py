@@ -66,6 +66,14 @@ def test_an_intern_by_every_way(hub: Hub) -> None:
         assert "may not 1/2 h100-80gb: The policy allows 1/8, 1/4, not 1/2." in explained
         policy = Path(hub.stack.state / "policy.yaml")
         assert "good. 2 rules" in hub.stack.command("policy", "check", str(policy))
+        assert ida.name in hub.stack.command("cost")
+        assert ": whole" in hub.stack.command("ledger", "verify")
+        rows = hub.stack.state / "ledger.csv"
+        hub.stack.command("ledger", "export", str(rows))
+        assert ",ida,,start," in rows.read_text()
+        row = next(line.split(",")[0] for line in rows.read_text().splitlines() if ",ida,,start," in line)
+        assert "-0.10 EUR" in hub.stack.command("ledger", "correct", row, "--reason", "a slow card", "--", "-0.10")
+        assert "rules: interns, administrators" in hub.stack.command("policy", "show")
         policy.write_text("version: 1\nrules: nonsense\n")
         until(lambda: "the policy file is not used" in admin.form().text, 30, "the administrator to be told")
         assert ida.session()["share"] == "1/4"
