@@ -77,6 +77,7 @@ class Cleaner:
         self._avoid: dict[str, float] = {}  # cards, and until when (monotonic)
         self._failed: dict[str, float] = {}  # cards, and since when (seconds since the epoch)
         self._refused: dict[str, Object] = {}  # claims of others that a node has refused
+        self._had_pod: set[str] = set()  # sessions; a claim forgets its pods when the last one is gone
         self._at_once = asyncio.Semaphore(_AT_ONCE)
 
     # -- from any thread ---------------------------------------------------------------------------------------
@@ -118,6 +119,12 @@ class Cleaner:
         else:
             self._refused.pop(name, None)
 
+    def pod_changed(self, found: Object | None) -> None:
+        """A pod of ours has changed."""
+        session = ((found or {}).get("metadata", {}).get("labels") or {}).get(names.SESSION_LABEL)
+        if session:
+            self._had_pod.add(session)
+
     async def run(self) -> None:
         """For ever."""
         while True:
@@ -131,7 +138,9 @@ class Cleaner:
         """One look at all sessions, and the next step of each that is ending."""
         self._note_failed_cards()
         now = time.time()
-        judged = [(held, reason) for held in self._inventory.all_held() if (reason := self._judge(held, now))]
+        every = self._inventory.all_held()
+        self._had_pod &= {held.session for held in every}
+        judged = [(held, reason) for held in every if (reason := self._judge(held, now))]
         for held, reason in judged:
             if held.session not in self._ending and await self._is_so(held):
                 self._give_up(held, reason)
@@ -164,7 +173,7 @@ class Cleaner:
             if stuck is not None and now - stuck[1] > self._unschedulable_seconds:
                 return f"{names.PLACE_AGAIN}: the pod cannot run where its card is ({stuck[0]})"
             return None
-        if claim.pods or claim.answer is not None:
+        if claim.pods or claim.answer is not None or held.session in self._had_pod:
             return "its pod is gone"
         if now - seconds(claim.created) > self.start_seconds:
             return f"no pod was started within {self.start_seconds:.0f} s"

@@ -144,6 +144,7 @@ class KubernetesFleet:
 
     def _pod_changed(self, name: str, found: Object | None) -> None:
         self._inventory.pod_changed(name, found)
+        self._cleaner.pod_changed(found)
 
     # -- what is ---------------------------------------------------------------------------------------------
 

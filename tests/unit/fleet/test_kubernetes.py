@@ -330,6 +330,14 @@ def ended(fleet: KubernetesFleet, session: str) -> str:
     return found[0]
 
 
+def test_a_claim_that_has_forgotten_its_pod_ends_with_it(cluster: FakeCluster, fleet: KubernetesFleet) -> None:
+    """A pod that was deleted by force: its claim is deallocated in the same moment, as if none had ever been there."""
+    running(cluster, fleet, "s-1")
+    cluster.let_go("s-1")
+    cluster.vanish(f"{PODS}/jupyter-s-1")
+    assert ended(fleet, "s-1") == "its pod is gone"
+
+
 def test_a_session_ends_with_its_pod(cluster: FakeCluster, fleet: KubernetesFleet) -> None:
     running(cluster, fleet, "s-1")
     running(cluster, fleet, "s-2")
