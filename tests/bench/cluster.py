@@ -44,7 +44,7 @@ class Bench:
         del content["spec"]["containers"][0]["command"]
         self.cluster.api.create(content)
         wait_running(self.cluster, user, NAMESPACE)
-        return answer.json()["session"]["id"], Program(self.cluster, user, NAMESPACE)
+        return answer.json()["session"]["id"], Program(self.cluster, user, NAMESPACE, container="notebook")
 
 
 class Asker:
