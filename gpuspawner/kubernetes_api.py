@@ -25,13 +25,13 @@ APPLY = "application/apply-patch+yaml"
 
 
 class ApiError(Unavailable):
-    """The API server refused, or did not answer (`status` 0)."""
+    """The API server refused, with the HTTP status `answered`, or did not answer (0). Users are told 503 for all."""
 
     code = "kubernetes"
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    def __init__(self, message: str, answered: int = 0) -> None:
         super().__init__(message)
-        self.status = status
+        self.answered = answered
 
 
 class KubeApi:
@@ -66,7 +66,7 @@ class KubeApi:
         try:
             return await self._ask("GET", path)
         except ApiError as error:
-            if error.status == 404:
+            if error.answered == 404:
                 return None
             raise
 
@@ -91,7 +91,7 @@ class KubeApi:
         try:
             await self._ask("DELETE", path, body={"preconditions": {"uid": uid}} if uid else None)
         except ApiError as error:
-            if error.status != 404 and not (uid and error.status == 409):
+            if error.answered != 404 and not (uid and error.answered == 409):
                 raise
 
     async def watch(self, path: str, version: str, **query: str) -> AsyncIterator[tuple[str, Object]]:

@@ -358,9 +358,9 @@ class KubernetesFleet:
             try:
                 made = await self._api.merge(path, change)
             except ApiError as error:
-                if error.status == 404:
+                if error.answered == 404:
                     raise NotFound("This session has ended.") from error
-                if error.status != 409:
+                if error.answered != 409:
                     raise
                 await self._heard_of(session, claim.version)
                 await asyncio.sleep(random.uniform(0, _STEP_ASIDE))

@@ -51,7 +51,7 @@ class Mirror:
                     self.synced.set()
                 version = await self._watch(version, backoff)
             except ApiError as error:
-                if error.status == _GONE:
+                if error.answered == _GONE:
                     version = None
                 log.warning("%s is looked at again: %s", self._path, error)
                 await backoff.wait()
@@ -88,7 +88,7 @@ class Mirror:
                     log.warning("a watch of %s was silent for %s s and is begun again", self._path, SILENCE_SECONDS)
                     return version
                 except ApiError as error:
-                    if error.status == _GONE:
+                    if error.answered == _GONE:
                         raise
                     log.warning("a watch of %s broke: %s", self._path, error)
                     await backoff.wait()

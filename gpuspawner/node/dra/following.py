@@ -39,7 +39,7 @@ class Following:
                     if kind != "BOOKMARK":
                         self._look_at(claim)
             except ApiError as error:
-                if error.status != 410:
+                if error.answered != 410:
                     log.warning("claims are not watched: %s", error)
                 await backoff.wait()
 

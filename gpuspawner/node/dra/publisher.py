@@ -64,7 +64,7 @@ class Publisher:
                 async for kind, changed in self._api.watch(PATH, version, fieldSelector=self._selector):
                     await self._changed(kind, changed)
             except ApiError as error:
-                if error.status != 410:
+                if error.answered != 410:
                     log.warning("the slice of node %s is not watched: %s", self._node, error)
                 await backoff.wait()
 
@@ -91,7 +91,7 @@ class Publisher:
                 self._keep(wanted, await self._api.replace(path, content))
                 return
             except ApiError as error:
-                if error.status not in (404, 409):
+                if error.answered not in (404, 409):
                     raise
                 self._seen = None  # somebody else was there
                 wanted = self._wanted()

@@ -324,7 +324,7 @@ class Shares:
         try:
             await self._api.apply(f"{claim_path(*prepared.key)}/status", content, MANAGER)
         except ApiError as error:
-            if error.status not in (404, 409):  # gone, or another by now
+            if error.answered not in (404, 409):  # gone, or another by now
                 log.warning("the status of claim %s/%s was not written: %s", *prepared.key, error)
 
     def _remember(self, prepared: Prepared) -> None:

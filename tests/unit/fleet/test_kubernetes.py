@@ -17,6 +17,7 @@ from gpuspawner.errors import Conflict, InUse, NoRoom, NotFound, Unavailable
 from gpuspawner.fleet.base import PodLaunch
 from gpuspawner.fleet.cleaning import Cleaner
 from gpuspawner.fleet.kubernetes import KubernetesFleet
+from gpuspawner.kubernetes_api import ApiError
 from gpuspawner.service.database import open_database
 from gpuspawner.service.sessions import SessionService
 from gpuspawner.service.store import Store
@@ -511,3 +512,8 @@ def test_a_claim_that_a_pod_has_used_is_not_used_again(cluster: FakeCluster, fle
     assert new
     assert again.id != row.id
     assert set(cluster.under(PODS)) == set()
+
+
+def test_whatever_the_api_server_answered_users_are_told_that_something_is_not_available() -> None:
+    for answered in (0, 403, 429, 500):
+        assert ApiError("it is ill", answered).status == 503
