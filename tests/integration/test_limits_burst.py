@@ -10,6 +10,8 @@ from support.busy import Busy
 from support.limits import wait_until
 from support.machine import machine
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def busy(tmp_path: Path) -> Iterator[Busy]:

@@ -19,6 +19,8 @@ from support.limits import wait_until
 
 from gpuspawner.node.limits import abi
 
+pytestmark = pytest.mark.alone
+
 PAID_UNTIL_AT = 274432
 
 

@@ -17,6 +17,8 @@ from gpuspawner.node.limits import abi, launch
 from gpuspawner.node.overuse import WINDOW
 from gpuspawner.simulation import BIN
 
+pytestmark = pytest.mark.alone
+
 guarded = pytest.mark.skipif(launch.probe() != "guarded", reason="this machine allows no namespaces")
 SETTINGS = {"GPUSPAWNER_COMPUTE_POLICY": "end", "GPUSPAWNER_EXCESS_SECONDS": "3"}
 

@@ -55,9 +55,10 @@ static bool refuse(const char *why)
  * program that closes descriptors it does not know loses it, and with it its connection to the driver. */
 static bool is_keeper(int fd)
 {
-    struct stat here, there;
-    return fd >= 0 && fstat(fd, &here) == 0 && stat(path(), &there) == 0 && here.st_ino == there.st_ino &&
-           here.st_dev == there.st_dev;
+    struct statx here, there; /* stat and fstat are symbols of glibc 2.33 */
+    return fd >= 0 && statx(fd, "", AT_EMPTY_PATH, STATX_INO, &here) == 0 &&
+           statx(AT_FDCWD, path(), 0, STATX_INO, &there) == 0 && here.stx_ino == there.stx_ino &&
+           here.stx_dev_major == there.stx_dev_major && here.stx_dev_minor == there.stx_dev_minor;
 }
 
 static bool open_keeper(void)
