@@ -18,6 +18,7 @@ from support.compute import Ground, ground
 from support.limits import wait_until
 
 from gpuspawner.node.limits import abi
+from gpuspawner.simulation import BIN
 
 pytestmark = pytest.mark.alone
 
@@ -152,6 +153,23 @@ def test_the_mps_server_is_left_to_share_the_card_and_that_is_said_once(one: Gro
     session.end()
     session.load(5000, CUDA_MPS_PIPE_DIRECTORY=str(one.folder / "nothing"))
     assert one.shares([session], 1.5)[0] < 40
+
+
+def test_without_the_driver_s_times_the_clock_alone_holds_and_that_is_said_once(tmp_path: Path) -> None:
+    driver = tmp_path / "libcuda.so.1"
+    whole = (BIN / "libcuda.so.1").read_bytes()
+    assert whole.count(b"\0cuEventRecord\0") >= 1
+    driver.write_bytes(whole.replace(b"\0cuEventRecord\0", b"\0cuEventRecorX\0"))  # by its own name it is not found now
+    with ground(tmp_path / "ground", driver=driver) as poor:
+        session = poor.group()
+        session.limit((1, 0))
+        session.load(5000, "sync")
+        assert poor.shares([session], 2)[0] < 25
+        session.limit((2, 0))
+        poor.shares([session], 0.2)
+        assert session.errors() == [
+            "gpuspawner: compute is held to the share by the clock alone: the driver has no event times"
+        ]
 
 
 def test_the_file_s_layout_is_the_shim_s() -> None:

@@ -77,13 +77,11 @@ class Group:
 class Ground:
     """Simulated cards whose kernels take time, and groups of processes behind the shim."""
 
-    def __init__(self, folder: Path, cards: SimulatedCards) -> None:
+    def __init__(self, folder: Path, cards: SimulatedCards, driver: Path = BIN / "libcuda.so.1") -> None:
         self.folder = folder
         self.cards = cards
         self.program = compiled(folder)
-        self._shim = build.host_flavour(
-            build.DriverFiles(BIN / "libcuda.so.1", BIN / "libnvidia-ml.so.1"), folder / "shim"
-        )
+        self._shim = build.host_flavour(build.DriverFiles(driver, BIN / "libnvidia-ml.so.1"), folder / "shim")
         self.uuids = [card["uuid"] for card in self.state()["cards"]]
         self.groups: list[Group] = []
 
@@ -120,11 +118,11 @@ class Ground:
 
 
 @contextmanager
-def ground(folder: Path, cards: str = "1*h100-80gb") -> Iterator[Ground]:
+def ground(folder: Path, cards: str = "1*h100-80gb", driver: Path = BIN / "libcuda.so.1") -> Iterator[Ground]:
     """`cards` in timed mode for as long as the block lasts; every process started on them is killed at its end."""
     folder.mkdir(parents=True, exist_ok=True)
     with SimulatedCards(cards, timed=True) as running:
-        made = Ground(folder, running)
+        made = Ground(folder, running, driver)
         try:
             yield made
         finally:
