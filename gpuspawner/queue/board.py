@@ -126,10 +126,6 @@ class Board:
             for uuid in self._roomy[free]:
                 yield self.cards[uuid]
 
-    def free(self) -> int:
-        """Free eighths on all cards."""
-        return sum(free * len(cards) for free, cards in enumerate(self._roomy))
-
     def on(self, card: CardRoom) -> list[Running]:
         """What runs on a card."""
         return [self.running[session] for session in card.sessions]

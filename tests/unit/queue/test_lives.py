@@ -86,14 +86,13 @@ class Lives(RuleBasedStateMachine):
         self.decides()
 
     def decides(self) -> None:
-        before = dict(self.board.running)
         for action in decide(self.board, self.rules, self.now):
-            self.carry_out(action, before)
+            self.carry_out(action)
             for uuid, eighths in self.held().items():
                 assert eighths <= 8, f"{uuid} after {action}"
         assert decide(self.board, self.rules, self.now) == [], "decided is decided"
 
-    def carry_out(self, action: Action, before: dict[str, Running]) -> None:
+    def carry_out(self, action: Action) -> None:
         name = action.session
         if isinstance(action, Start):
             assert name not in self.holds
