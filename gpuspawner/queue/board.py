@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -113,7 +114,9 @@ class Board:
         self.refused: set[tuple[GPUShare, str, frozenset[str]]] = set()
         self._lines: defaultdict[_Line, list[_Entry]] = defaultdict(list)
         self._use: dict[str, tuple[float, float]] = {}
+        self._less_used_first: dict[str, float] = {}
         self._safe_until = _NEVER
+        self._by_model: dict[str | None, list[CardRoom]] = {}
         self._roomy: list[dict[str, None]] = [{} for _ in range(EIGHTHS_PER_CARD + 1)]
         for card in self.cards.values():
             self._roomy[card.free][card.uuid] = None
@@ -125,6 +128,13 @@ class Board:
         for free in range(eighths, EIGHTHS_PER_CARD + 1):
             for uuid in self._roomy[free]:
                 yield self.cards[uuid]
+
+    def of_model(self, wanted: str | None) -> list[CardRoom]:
+        """The cards of a model, or all."""
+        found = self._by_model.get(wanted)
+        if found is None:
+            found = self._by_model[wanted] = [card for card in self.cards.values() if card.is_model(wanted)]
+        return found
 
     def on(self, card: CardRoom) -> list[Running]:
         """What runs on a card."""
@@ -189,7 +199,7 @@ class Board:
         deadline, since, _ = entry
         if rules.order == "fifo":
             return (0.0, since, 0.0, 0.0), entry, key
-        use = self.use(key[1], now, rules) if rules.fair else 0.0
+        use = self._less_used_first.get(key[1], -_NEVER) if rules.fair else 0.0
         return (float(rules.rank(key[0], now - since)), deadline, use, since), entry, key
 
     def look(self, now: float) -> None:
@@ -286,7 +296,10 @@ class Board:
 
     def used(self, user: str, eighth_seconds: float, now: float, rules: Rules) -> None:
         """A user has used so much until now."""
-        self._use[user] = (self.use(user, now, rules) + eighth_seconds, now)
+        amount = self.use(user, now, rules) + eighth_seconds
+        self._use[user] = amount, now
+        # all shrink by the same factor as time passes, so that their order is that of log2(amount) + now / half life
+        self._less_used_first[user] = math.log2(amount) + now / rules.half_life_seconds if amount else -_NEVER
 
     def use(self, user: str, now: float, rules: Rules) -> float:
         """Eighth-seconds that a user has used, past ones counted less."""

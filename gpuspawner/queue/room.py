@@ -97,8 +97,9 @@ def earliest_place(board: Board, share: GPUShare) -> tuple[tuple[str, ...], floa
     return tuple(uuid for _, uuid in first), first[-1][0]
 
 
-def _candidates(board: Board, share: GPUShare, barred: Collection[str] = ()) -> Iterator[CardRoom]:
-    return (card for card in board.cards.values() if card.uuid not in barred and card.is_model(share.model))
+def _candidates(board: Board, share: GPUShare, barred: Collection[str] = ()) -> list[CardRoom]:
+    found = board.of_model(share.model)
+    return [card for card in found if card.uuid not in barred] if barred else found
 
 
 def _room_at(board: Board, card: CardRoom, eighths: int) -> float:
