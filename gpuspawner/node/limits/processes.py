@@ -17,8 +17,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuspawner.processes import start_time
-
 ALIVE = "alive"
 ORDER_TO_KILL = signal.SIGRTMIN + 3
 """By this signal the guard ends everything below it at once; `order_to_kill()` in the launcher."""
@@ -26,14 +24,14 @@ ORDER_TO_KILL = signal.SIGRTMIN + 3
 _F_OFD_GETLK = 36
 _FLOCK = struct.Struct("@hhqqi4x")
 _AFTER_KILL_S = 10.0
-_first_read: dict[Path, tuple[Alive, int | None]] = {}
 
 
 @dataclass(frozen=True)
 class Alive:
-    """What the guard wrote: host pids; `pid_namespace` is 0 where the session has none of its own."""
+    """What the guard wrote: host pids; `pid_namespace` is 0 where the session has none of its own, and `child` where
+    it wrote over that.
+    """
 
-    launcher: int
     guard: int
     child: int
     pid_namespace: int
@@ -43,15 +41,22 @@ def session_alive(session_dir: Path) -> bool:
     """Whether any process of the session is left. Asks about the lock without taking it, so it never disturbs a
     start.
     """
+    return _locked_bytes(session_dir) is not None
+
+
+def _locked_bytes(session_dir: Path) -> int | None:
+    """How many bytes of `alive` are locked from its beginning, 0 for all there can be; None where none are."""
     try:
         fd = os.open(session_dir / ALIVE, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        return False
+        return None
     try:
-        answer = fcntl.fcntl(fd, _F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+        # only one lock can be on the first byte, and it is told whole
+        answer = fcntl.fcntl(fd, _F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
     finally:
         os.close(fd)
+    kind, _, _, length, _ = _FLOCK.unpack(answer)
+    return None if kind == fcntl.F_UNLCK else int(length)
 
 
 def was_started(session_dir: Path) -> bool:
@@ -65,23 +70,19 @@ def was_started(session_dir: Path) -> bool:
 def read_alive(session_dir: Path) -> Alive | None:
     """What the running session's guard wrote; None if it does not run, or has not yet written.
 
-    What it wrote first counts for as long as that guard lives: where no namespace keeps the session from the file, it
-    may write there what it likes.
+    Where no namespace keeps the session from the file, it may write there what it likes. There the guard says its pid
+    by the length of its lock as well, and that alone counts.
     """
-    if not session_alive(session_dir):
-        _first_read.pop(session_dir, None)
+    guard = _locked_bytes(session_dir)
+    if guard is None:
         return None
-    alive, started = _first_read.get(session_dir, (None, None))
-    if alive is not None and start_time(alive.guard) == started:
-        return alive
     try:
         words = (session_dir / ALIVE).read_text(errors="replace").split()
         found = dict(zip(words[::2], words[1::2], strict=False))
-        alive = Alive(int(found["launcher"]), int(found["guard"]), int(found["child"]), int(found["pidns"]))
+        wrote = Alive(int(found["guard"]), int(found["child"]), int(found["pidns"]))
     except (OSError, KeyError, ValueError):
-        return None
-    _first_read[session_dir] = (alive, start_time(alive.guard))
-    return alive
+        return Alive(guard, 0, 0) if guard else None
+    return Alive(guard, wrote.child, 0) if guard else wrote
 
 
 def _parents() -> dict[int, int]:

@@ -148,14 +148,21 @@ static int lock_alive(const char *path)
     return fd;
 }
 
-static bool write_alive(int fd, const struct plan *plan, pid_t launcher, pid_t child)
+/* Without namespaces the session may write what it likes into `alive`. Our lock on its first byte then ends at our pid,
+ * for whoever asks the kernel for it; the rest is held too, shared, so that the length can be no one else's doing. */
+static bool say_pid_by_lock(int fd)
+{
+    struct flock rest = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = getpid()};
+    return fcntl(fd, F_OFD_SETLK, &rest) == 0;
+}
+
+static bool write_alive(int fd, const struct plan *plan, pid_t child)
 {
     char path[64], text[256];
     struct stat status;
     snprintf(path, sizeof path, "/proc/%d/ns/pid", (int)child);
     unsigned long long inode = plan->namespaces && stat(path, &status) == 0 ? (unsigned long long)status.st_ino : 0;
-    int length = snprintf(text, sizeof text, "launcher %d\nguard %d\nchild %d\npidns %llu\n", (int)launcher,
-                          (int)getpid(), (int)child, inode);
+    int length = snprintf(text, sizeof text, "guard %d\nchild %d\npidns %llu\n", (int)getpid(), (int)child, inode);
     return ftruncate(fd, 0) == 0 && pwrite(fd, text, (size_t)length, 0) == length;
 }
 
@@ -234,7 +241,7 @@ _Noreturn void guard_run(struct plan *plan, pid_t launcher, char **command)
     if (getppid() != launcher)
         _exit(EXIT_NO_SETUP);
     int alive = lock_alive(plan->alive);
-    if (pipe2(life, O_CLOEXEC) != 0)
+    if (pipe2(life, O_CLOEXEC) != 0 || (!plan->namespaces && !say_pid_by_lock(alive)))
         _exit(EXIT_NO_SETUP);
     if (!plan->namespaces)
         prctl(PR_SET_CHILD_SUBREAPER, 1);
@@ -252,7 +259,7 @@ _Noreturn void guard_run(struct plan *plan, pid_t launcher, char **command)
     }
     close(life[0]);
     if ((plan->namespaces && uid != 0 && !privileges_map_ids(child, uid, gid)) ||
-        !write_alive(alive, plan, launcher, child) || write(life[1], "", 1) != 1) {
+        !write_alive(alive, plan, child) || write(life[1], "", 1) != 1) {
         kill(child, SIGKILL);
         _exit(EXIT_NO_SETUP);
     }
