@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from gpuspawner.errors import NoRoom, NotFound
 from gpuspawner.fleet.base import CardState
 from gpuspawner.share import EIGHTHS_PER_CARD, GPUShare, eighths_text
+
+_order = attrgetter("node", "card.index", "card.uuid")
 
 
 def place(share: GPUShare, cards: Sequence[CardState], card: str | None = None) -> tuple[str, ...]:
@@ -21,7 +24,7 @@ def place(share: GPUShare, cards: Sequence[CardState], card: str | None = None) 
         cards = [state for state in cards if state.card.uuid == card]
         if not cards:
             raise NotFound("There is no card of that uuid in this fleet.", field="card", given=card)
-    matching = [state for state in cards if state.card.is_model(share.model)]
+    matching = cards if share.model is None else [state for state in cards if state.card.is_model(share.model)]
     if not matching:
         models = sorted({state.card.model for state in cards})
         raise NotFound(
@@ -33,17 +36,28 @@ def place(share: GPUShare, cards: Sequence[CardState], card: str | None = None) 
             allowed=models,
         )
     need = share.eighths_per_card
-    fitting = [state for state in matching if state.places(need) and _joins(state, share)]
-    whole = Counter(_island(state) for state in fitting if state.free_eighths == EIGHTHS_PER_CARD)
-    # Of whole cards the one that is taken first is that with the fewest whole ones beside it.
-    fitting.sort(
-        key=lambda state: (state.free_eighths, whole[_island(state)], state.node, state.card.index, state.card.uuid)
-    )
-    if share.cards > 1:
-        fitting = _together(share.cards, fitting)
+    fitting = [state for state in matching if state.places(need) and (share.cards == 1 or _joins(state, share))]
     if len(fitting) < share.cards:
         raise NoRoom(no_room_reason(share, matching), field="share", given=str(share))
-    return tuple(state.card.uuid for state in fitting[: share.cards])
+    whole = Counter(_island(state) for state in fitting if state.free_eighths == EIGHTHS_PER_CARD)
+    if share.cards == 1:
+        return (_tightest(fitting, whole).card.uuid,)
+    fitting.sort(key=lambda state: (state.free_eighths, whole[_island(state)], *_order(state)))
+    together = _together(share.cards, fitting)
+    if not together:
+        raise NoRoom(no_room_reason(share, matching), field="share", given=str(share))
+    return tuple(state.card.uuid for state in together[: share.cards])
+
+
+def _tightest(fitting: Sequence[CardState], whole: Mapping[tuple[str, int | None], int]) -> CardState:
+    """The fullest card; of whole ones, or ones as full, that with the fewest whole cards beside it. A fleet has
+    thousands, so they are narrowed down and not sorted."""
+    least = min(map(attrgetter("free_eighths"), fitting))
+    fitting = [state for state in fitting if state.free_eighths == least]
+    if whole:
+        fewest = min(whole[_island(state)] for state in fitting)
+        fitting = [state for state in fitting if whole[_island(state)] == fewest]
+    return min(fitting, key=_order)
 
 
 def _island(state: CardState) -> tuple[str, int | None]:

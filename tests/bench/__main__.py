@@ -21,6 +21,7 @@ GOALS = {
     "cluster-resize": "<= 150 (p99)",
     "cluster-resize-ratio": ">= 20",
     "compute-share": "<= 2",
+    "decide": "<= 20 (p99)",
     "exactness": "0",
     "fast": ">= 1",
     "form": "<= 500",

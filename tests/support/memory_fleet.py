@@ -51,6 +51,12 @@ class MemoryFleet:
         self.energy: dict[str, int] = {}
         self._lock = threading.RLock()
 
+    def hold(self, grant: Grant) -> None:
+        """A grant that is there already."""
+        with self._lock:
+            self.held[grant.session] = grant
+            self._take(grant, 1)
+
     def _take(self, grant: Grant, sign: int) -> None:
         for card in grant.cards:
             state = self.states[card.uuid]
@@ -82,8 +88,7 @@ class MemoryFleet:
             where = place(share, self.cards(), card)
             cards = tuple(self.states[uuid].card for uuid in where)
             grant = Grant(session, cards, share.eighths_per_card, burst=burst)
-            self.held[session] = grant
-            self._take(grant, 1)
+            self.hold(grant)
         return grant, self.launch(session)
 
     def launch(self, session: str) -> Launch:

@@ -42,7 +42,7 @@ class View:
         """Those of `cards` on which they may start `share`."""
         if self.policy.open:
             return list(cards)
-        return [card for card in cards if self.policy.offered(self.rules, share, card, environment)]
+        return self.policy.offered(self.rules, share, cards, environment)
 
     @property
     def environments(self) -> list[str] | None:
@@ -94,7 +94,8 @@ class Book:
         if not matching and share.cards:
             return card  # the fleet says what is not there
         environment = environment or ""  # one that is not named is not known to be allowed
-        reason = view.why_not(share, matching, environment)
+        theirs = view.of(share, matching, environment)
+        reason = None if theirs and share.cards else view.why_not(share, matching, environment)
         if reason is not None:
             raise Forbidden(reason, field="share", given=str(share))
         most = view.policy.most_sessions(view.rules)
@@ -102,7 +103,6 @@ class Book:
             raise Forbidden(
                 f"The policy allows {most} session{'s'[: most != 1]} at once; {live} run.", field="sessions"
             )
-        theirs = view.of(share, matching, environment)
         if not share.cards or len(theirs) == len(matching) or card is not None:
             return card
         if share.cards > 1:

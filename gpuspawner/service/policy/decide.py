@@ -65,11 +65,34 @@ class Policy:
                 found.update(rule.rights)
         return found
 
-    def offered(self, rules: Sequence[Rule], share: GPUShare, card: CardState, environment: str | None) -> bool:
-        """Whether one of `rules` allows the share on the card, in the environment (None: in some)."""
-        return any(
-            rule.allow is not None and self._why_not(rule.allow, share, card, environment) is None for rule in rules
-        )
+    def offered(
+        self, rules: Sequence[Rule], share: GPUShare, cards: Sequence[CardState], environment: str | None
+    ) -> list[CardState]:
+        """Those of `cards` on which one of `rules` allows the share, in the environment (None: in some)."""
+        # a fleet has thousands of cards, so what is not about cards is asked once
+        fitting = [
+            rule.allow
+            for rule in rules
+            if rule.allow is not None and self._why_no_start(rule.allow, share, environment, True) is None
+        ]
+        if any(allow.models is allow.nodes is allow.cards is None for allow in fitting):
+            return list(cards)
+        found: set[str] = set()
+        for allow in fitting:
+            found.update(state.card.uuid for state in self._of(allow, cards))
+        return [state for state in cards if state.card.uuid in found]
+
+    def _of(self, allow: Allow, cards: Sequence[CardState]) -> Sequence[CardState]:
+        if allow.nodes is not None:
+            nodes = set(allow.nodes)
+            cards = [state for state in cards if state.node in nodes]
+        if allow.cards is not None:
+            named = set(allow.cards)
+            named.update([uuid for uuid, labels in self.labels.items() if not labels.isdisjoint(named)])
+            cards = [state for state in cards if state.card.uuid in named]
+        if allow.models is not None:
+            cards = [state for state in cards if _is_of(state, allow.models)]
+        return cards
 
     def why_not(
         self, rules: Sequence[Rule], share: GPUShare, cards: Sequence[CardState], environment: str | None
@@ -89,8 +112,8 @@ class Policy:
         # what gets furthest says most
         return max(reasons, key=lambda reason: reason[0], default=(0, "There is no such card."))[1]
 
-    def _why_not(
-        self, allow: Allow, share: GPUShare, card: CardState | None, environment: str | None
+    def _why_no_start(
+        self, allow: Allow, share: GPUShare, environment: str | None, on_a_card: bool
     ) -> tuple[int, str] | None:
         if allow.environments is not None and environment is not None and environment not in allow.environments:
             return (
@@ -98,13 +121,18 @@ class Policy:
                 f"The policy allows the environments {_list(allow.environments)}, "
                 f"not {environment or 'one without a name'}.",
             )
-        if allow.shares is not None and share.amount not in allow.shares and (share.cards or card is not None):
+        if allow.shares is not None and share.amount not in allow.shares and (share.cards or on_a_card):
             return 4, f"The policy allows {_list(allow.shares)}, not {share.amount}."
-        if card is None:
-            return None
-        model = card.card.model
-        if allow.models is not None and not {model, model.partition("-")[0]}.intersection(allow.models):
-            return 1, f"The policy allows cards of {_list(allow.models)}, not {model}."
+        return None
+
+    def _why_not(
+        self, allow: Allow, share: GPUShare, card: CardState | None, environment: str | None
+    ) -> tuple[int, str] | None:
+        reason = self._why_no_start(allow, share, environment, card is not None)
+        if reason is not None or card is None:
+            return reason
+        if allow.models is not None and not _is_of(card, allow.models):
+            return 1, f"The policy allows cards of {_list(allow.models)}, not {card.card.model}."
         if allow.nodes is not None and card.node not in allow.nodes:
             return 2, f"The policy allows the nodes {_list(allow.nodes)}."
         if allow.cards is not None:
@@ -149,6 +177,11 @@ def _is_over(rule: Rule, owner: str, groups_of: Callable[[str], Collection[str]]
     return owner in rule.over.users or (
         bool(rule.over.groups) and not set(rule.over.groups).isdisjoint(groups_of(owner))
     )
+
+
+def _is_of(card: CardState, models: Sequence[str]) -> bool:
+    model = card.card.model
+    return model in models or model.partition("-")[0] in models
 
 
 def _list(names: Sequence[str]) -> str:

@@ -6,9 +6,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.memory_fleet import House, MemoryFleet
 
+from gpuspawner.service.policy.decide import Policy
+from gpuspawner.service.policy.schema import Allow, Rule
 from gpuspawner.service.policy.source import PolicyError, PolicySource, parse
+from gpuspawner.share import GPUShare
 
 LAB = """
 version: 1
@@ -196,6 +201,27 @@ def test_nodes_and_models(tmp_path: Path) -> None:
     refused = house.start("bob", "1/8")
     assert refused.status_code == 403
     assert "cards of a100, not h100-80gb" in refused.json()["error"]["message"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_all_cards_at_once_are_decided_as_one_by_one(data: st.DataObject) -> None:
+    def some(values: list[str]) -> list[str] | None:
+        return data.draw(st.none() | st.lists(st.sampled_from(values), max_size=2))
+
+    states = list(MemoryFleet(nodes=3, cards=2).states.values())
+    labels = {"GPU-0001-01": frozenset({"dataset=test"}), "GPU-0002-00": frozenset({"dataset=test", "rack=2"})}
+    rules = []
+    for number in range(data.draw(st.integers(0, 3))):
+        cards = some(["dataset=test", "rack=2", "GPU-0000-00"])
+        allow = Allow(
+            models=some(["h100", "a100", "h100-80gb"]), nodes=some(["n0", "n2"]), cards=cards, shares=some(["1/8", "1"])
+        )
+        rules.append(Rule(name=str(number), allow=allow))
+    policy, share = Policy(tuple(rules), labels), GPUShare.parse(data.draw(st.sampled_from(["1/8", "1/2", "1"])))
+    assert policy.offered(rules, share, states, "default") == [
+        state for state in states if policy.why_not(rules, share, [state], "default") is None
+    ]
 
 
 def test_a_changed_file_counts_without_a_restart_and_a_broken_one_does_not(lab: House) -> None:
