@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 from gpuspawner_runtime import autocheckpoint
-from gpuspawner_runtime.checkpoint.interval import LONGEST, SHORTEST, interval, mean_time_between_failures
+from gpuspawner_runtime.checkpoint.interval import LONGEST, SHORTEST, Pace, interval, mean_time_between_failures
 
 HOUR = 3600.0
 
@@ -44,10 +44,19 @@ def test_a_run_plans_by_what_its_checkpoints_have_cost() -> None:
         saver.step()
         saver.save(wait=True)
         soon = saver.next_due - time.monotonic()
-        # as if each had cost five minutes
-        saver._costs.extend([300.0] * 5)
+        for _ in range(5):  # as if each had cost five minutes
+            saver._pace.stalled(300.0)
+            saver._pace.pause(0.0, 0)
         saver.step()
         saver.save(wait=True)
         late = saver.next_due - time.monotonic()
     assert soon < late <= LONGEST
     assert late > LONGEST - 60
+
+
+def test_what_updates_wait_for_a_copy_counts_with_the_copy() -> None:
+    pace = Pace(None)
+    pace.stalled(0.5)
+    pace.stalled(1.5)
+    assert pace.pause(10 * HOUR, 0) == interval(2.0, 0.0, mean_time_between_failures(10 * HOUR, 0))
+    assert pace.pause(10 * HOUR, 0) == interval(1.0, 0.0, mean_time_between_failures(10 * HOUR, 0)), "counted once"

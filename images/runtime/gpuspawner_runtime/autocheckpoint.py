@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import secrets
-import statistics
 import threading
 import time
 import weakref
@@ -17,7 +16,7 @@ from typing import Any, Self
 
 from gpuspawner_runtime.checkpoint import find, rng
 from gpuspawner_runtime.checkpoint.client import WriterProcess
-from gpuspawner_runtime.checkpoint.interval import checked, interval, mean_time_between_failures
+from gpuspawner_runtime.checkpoint.interval import Pace, checked
 from gpuspawner_runtime.checkpoint.lock import RunLock
 from gpuspawner_runtime.checkpoint.opened import Opened
 from gpuspawner_runtime.checkpoint.panel import Panel
@@ -54,7 +53,8 @@ class Checkpointer:
     ) -> None:
         self.name, self.parts = name, parts
         folder, url = place_of(name, store)
-        self.keep, self.every = checked(keep, every)
+        self.keep, every = checked(keep, every)
+        self._pace = Pace(every)
         self.steps = 0
         self.resumed: str | None = None
         self.skipped: list[Skipped] = []
@@ -67,15 +67,12 @@ class Checkpointer:
         self._remote = Remote(url, name) if url else None
         self._trained, self._failures = 0.0, 0
         self._began = time.monotonic()
-        self._costs: deque[float] = deque(maxlen=5)
-        self._durations: deque[float] = deque(maxlen=5)
         self._step_times: deque[float] = deque(maxlen=20)
         self._last_step = time.monotonic()
         self._guard = threading.RLock()
         self._told = threading.Condition(self._guard)
         self._workspace = Workspace()
         self._copying: Copying | None = None
-        self._copy_cost = 0.0
         self._careful = False  # the next snapshot is taken at a stop
         self._saved_at = -1
         self._saving = False
@@ -124,7 +121,7 @@ class Checkpointer:
         self.notices.busy = False
         self.notices.install()
         self.parts.step_ended()
-        self.next_due = time.monotonic() + (_FIRST if self.every is None else self.every)
+        self.next_due = time.monotonic() + (self._pace.every or _FIRST)
         self.panel.publish()
 
     @property
@@ -371,7 +368,7 @@ class Checkpointer:
         self._copying = Copying(snapshot, lambda whole: self._send(job, whole))
         if careful:
             self._wait_copied()
-        self._copy_cost = time.monotonic() - waited
+        self._pace.stalled(time.monotonic() - waited)
         self.stall_seconds += time.monotonic() - began
         self._plan()
         if not wait:
@@ -431,7 +428,7 @@ class Checkpointer:
             self._copying.wait()
             stall = time.monotonic() - began
             self.stall_seconds += stall
-            self._copy_cost += stall
+            self._pace.stalled(stall)
 
     def _wait_copied(self) -> None:
         if self._copying is not None:
@@ -439,16 +436,7 @@ class Checkpointer:
             self._copying = None
 
     def _plan(self) -> None:
-        """When the next one is due."""
-        self._costs.append(self._copy_cost)
-        self._copy_cost = 0.0
-        if self.every is not None:
-            pause = self.every
-        else:
-            failures = mean_time_between_failures(self._trained_so_far, self._failures)
-            duration = statistics.median(self._durations) if self._durations else 0.0
-            pause = interval(statistics.median(self._costs), duration, failures)
-        self.next_due = time.monotonic() + pause
+        self.next_due = time.monotonic() + self._pace.pause(self._trained_so_far, self._failures)
 
     # -- what the writer tells
 
@@ -466,7 +454,7 @@ class Checkpointer:
                 self.saves += 1
                 self.panel.alarm = None
                 if kind == "published":
-                    self._durations.append(event["seconds"])
+                    self._pace.took(event["seconds"])
             elif kind == "verified":
                 self.panel.verified[event["name"]] = event["ok"]
                 if not event["ok"]:

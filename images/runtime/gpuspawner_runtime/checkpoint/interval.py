@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from typing import Any
 
 from gpuspawner_runtime.errors import RuntimeFault
@@ -30,6 +32,36 @@ def interval(cost: float, duration: float, between_failures: float, longest: flo
     """
     best = math.sqrt(2.0 * max(cost, 0.0) * max(between_failures, 1.0))
     return min(max(best, 2.0 * duration, 20.0 * cost, SHORTEST), longest)
+
+
+class Pace:
+    """What a run's latest checkpoints have cost, and the pause between two that follows from it.
+
+    `every`: seconds that its user wants between two, None for what is best.
+    """
+
+    def __init__(self, every: float | None) -> None:
+        self.every = every
+        self._costs: deque[float] = deque(maxlen=5)
+        self._durations: deque[float] = deque(maxlen=5)
+        self._stalled = 0.0
+
+    def stalled(self, seconds: float) -> None:
+        """The training has stood still for a checkpoint."""
+        self._stalled += seconds
+
+    def took(self, seconds: float) -> None:
+        """A checkpoint became durable so long after it was begun."""
+        self._durations.append(seconds)
+
+    def pause(self, trained: float, failures: int) -> float:
+        """Seconds from the checkpoint that is now under way to the next; see `mean_time_between_failures`."""
+        self._costs.append(self._stalled)
+        self._stalled = 0.0
+        if self.every is not None:
+            return self.every
+        duration = statistics.median(self._durations) if self._durations else 0.0
+        return interval(statistics.median(self._costs), duration, mean_time_between_failures(trained, failures))
 
 
 def checked(keep: Any, every: Any) -> tuple[int, float | None]:
