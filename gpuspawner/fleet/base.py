@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from gpuspawner.card import Card
@@ -31,7 +31,8 @@ class CardState:
     `grade` and `resize`: how sessions on it are held, and what a change of the share means for one that runs. `fits`:
     how many sessions of each fraction could start, where free eighths do not say it (a card cut into slices).
     `only_whole`: why the card is given out in no fraction, in one sentence. `node`: the machine that it is in.
-    `island`: cards of a node with the same number reach each other over NVLink.
+    `island`: cards of a node with the same number reach each other over NVLink. `cordoned`: why an administrator has
+    taken it out of use for what is new; such a card gives nothing either.
     """
 
     card: Card
@@ -43,10 +44,45 @@ class CardState:
     only_whole: str | None = None
     node: str = ""
     island: int | None = None
+    cordoned: str | None = None
 
     def places(self, eighths: int) -> int:
         """How many sessions with such a part of a card could start on this one."""
         return self.free_eighths // eighths if self.fits is None else self.fits.get(eighths, 0)
+
+
+@dataclass(frozen=True)
+class CardReadings:
+    """What a card's driver shows now; None where it does not say. Watts, degrees Celsius."""
+
+    memory_used_bytes: int | None = None
+    utilization_percent: int | None = None
+    temperature_celsius: int | None = None
+    power_watts: float | None = None
+
+
+class Cordons:
+    """Which cards (by uuid) and nodes (by name) get nothing new, and why. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._cards: Mapping[str, str] = {}
+        self._nodes: Mapping[str, str] = {}
+
+    def replace(self, cards: Mapping[str, str], nodes: Mapping[str, str]) -> None:
+        """From now on these."""
+        self._cards, self._nodes = dict(cards), dict(nodes)
+
+    def applied(self, states: list[CardState]) -> list[CardState]:
+        """The same cards; those that get nothing new have nothing free."""
+        cards, nodes = self._cards, self._nodes
+        if not cards and not nodes:
+            return states
+        found = []
+        for state in states:
+            why = cards.get(state.card.uuid) or nodes.get(state.node)
+            closed = replace(state, free_eighths=0, fits=None if state.fits is None else {}, cordoned=why)
+            found.append(state if why is None else closed)
+        return found
 
 
 @dataclass(frozen=True)
@@ -121,6 +157,8 @@ class Fleet(Protocol):
     Refusals are raised as NoRoom, InUse, NotFound, Conflict; a fleet that does not answer as Unavailable.
     """
 
+    cordons: Cordons
+
     @property
     def grade(self) -> Grade:
         """How strongly sessions are held to their shares."""
@@ -182,6 +220,10 @@ class Fleet(Protocol):
     def energy_mj(self) -> Mapping[str, int]:
         """What the energy counters of the cards show, in millijoules since whenever, by uuid; without the cards whose
         driver has none or does not answer."""
+        ...
+
+    def readings(self) -> Mapping[str, CardReadings]:
+        """What the drivers show of the cards now, by uuid; without those of which nothing is known here."""
         ...
 
     def notices(self, session: str) -> list[Notice]:

@@ -21,7 +21,17 @@ from typing import Any, TypeVar
 
 from gpuspawner import kubernetes_names as names
 from gpuspawner.errors import Conflict, GPUSpawnerError, InUse, NoRoom, NotFound, Unavailable
-from gpuspawner.fleet.base import CardState, FleetChange, Grade, Grant, Holder, Notice, PodLaunch
+from gpuspawner.fleet.base import (
+    CardReadings,
+    CardState,
+    Cordons,
+    FleetChange,
+    Grade,
+    Grant,
+    Holder,
+    Notice,
+    PodLaunch,
+)
 from gpuspawner.fleet.cleaning import Cleaner, paths
 from gpuspawner.fleet.inventory import Held, Inventory
 from gpuspawner.fleet.mirror import Mirror
@@ -65,6 +75,7 @@ class KubernetesFleet:
         self._answer_seconds = answer_seconds
         self._inventory = Inventory(instance)
         self._placing = threading.Lock()
+        self.cordons = Cordons()
         self._waiting: dict[str, tuple[Grant, float]] = {}  # sessions without a card whose pod is not there yet
         self._heard: dict[str, set[asyncio.Future[None]]] = {}  # by session: who waits for its claim to change
         self._loop = asyncio.new_event_loop()
@@ -155,7 +166,7 @@ class KubernetesFleet:
 
     def cards(self, uuids: Collection[str] | None = None) -> list[CardState]:
         """Every card, or those of `uuids` that are there."""
-        return self._inventory.cards(uuids)
+        return self.cordons.applied(self._inventory.cards(uuids))
 
     def grants(self) -> list[Grant]:
         """Every session of this installation, those included that are ending."""
@@ -181,6 +192,10 @@ class KubernetesFleet:
         """Whether the session has a pod that is not over."""
         held = self._inventory.held(session)
         return held is not None and held.pod is not None and not held.pod.over
+
+    def readings(self) -> dict[str, CardReadings]:
+        """Not known here: the nodes tell the API server nothing that changes each second."""
+        return {}
 
     def used_bytes(self, session: str) -> int | None:
         """Not known here: the session's own server asks the driver."""

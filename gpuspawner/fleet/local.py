@@ -7,7 +7,18 @@ from collections.abc import Collection
 from pathlib import Path
 
 from gpuspawner.card import Card
-from gpuspawner.fleet.base import CardHealth, CardState, FleetChange, Grade, Grant, Holder, Launch, Notice
+from gpuspawner.fleet.base import (
+    CardHealth,
+    CardReadings,
+    CardState,
+    Cordons,
+    FleetChange,
+    Grade,
+    Grant,
+    Holder,
+    Launch,
+    Notice,
+)
 from gpuspawner.fleet.placement import place
 from gpuspawner.node.agent import Agent
 from gpuspawner.node.gate import Policy
@@ -22,6 +33,7 @@ class LocalFleet:
     def __init__(self, state: Path) -> None:
         self._agent = Agent(state, policy=Policy.from_env())
         self._placing = threading.Lock()
+        self.cordons = Cordons()
 
     @property
     def grade(self) -> Grade:
@@ -32,7 +44,7 @@ class LocalFleet:
         """Every card, or those of `uuids` that are there, with what is free of it now."""
         free = self._agent.free()
         wanted = [card for card in self._agent.cards() if uuids is None or card.uuid in uuids]
-        return [self._state(card, free.get(card.uuid, 0)) for card in wanted]
+        return self.cordons.applied([self._state(card, free.get(card.uuid, 0)) for card in wanted])
 
     def _state(self, card: Card, free: int) -> CardState:
         health = self._agent.health(card.uuid)
@@ -99,6 +111,13 @@ class LocalFleet:
     def energy_mj(self) -> dict[str, int]:
         """What the energy counters of the cards show, in millijoules since whenever, by uuid."""
         return self._agent.energy_mj()
+
+    def readings(self) -> dict[str, CardReadings]:
+        """What the drivers show of the cards now, by uuid."""
+        return {
+            uuid: CardReadings(now.memory_used_bytes, now.utilization_percent, now.temperature, now.power_watts)
+            for uuid, now in self._agent.readings().items()
+        }
 
     def notices(self, session: str) -> list[Notice]:
         """What the session's user should know now."""

@@ -117,6 +117,9 @@ def no_room_reason(share: GPUShare, cards: Sequence[CardState]) -> str:
         which = "The card is" if len(cards) == 1 else "All such cards are"
         return f"{which} out of service. {failed[0] or ''}".strip()
     cards = [state for state in cards if state.health.state != "failed"]
+    if all(state.cordoned for state in cards):
+        return f"Nothing new is started on it: {cards[0].cordoned}"
+    cards = [state for state in cards if not state.cordoned]
     most = most_together(cards)
     where = "" if most == len(cards) else " in one node"
     if share.cards > most:

@@ -357,6 +357,10 @@ class Agent:
         """What the cards' energy counters show, in millijoules; without the cards that tell nothing."""
         return energy.read(self._driver, self._cards)
 
+    def readings(self) -> dict[str, energy.Now]:
+        """What the driver shows of each card now."""
+        return energy.now(self._driver, self._cards)
+
     def notices(self, session: str) -> list[Notice]:
         """What the session's user should know now."""
         record = self._records.get(session)

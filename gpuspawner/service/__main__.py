@@ -21,6 +21,7 @@ from gpuspawner.service.app import create_app
 from gpuspawner.service.auth import TOKEN_CACHE_SECONDS, Authenticator
 from gpuspawner.service.database import open_database
 from gpuspawner.service.leader import leadership_of
+from gpuspawner.service.panel.signin import PageSignIn
 from gpuspawner.service.place import Place
 from gpuspawner.service.policy.book import Book
 from gpuspawner.service.policy.people import HubDirectory
@@ -68,6 +69,7 @@ def main() -> int:
         choose_card=settings.choose_card,
         burst=settings.burst,
         rate=RateLimit(rate),
+        sign_in=PageSignIn(token, settings.service_prefix, place.hub_api),
     )
     _answer_promptly()
     uvicorn.Server(uvicorn.Config(app, log_level="info", access_log=False)).run(sockets)

@@ -22,6 +22,10 @@ from gpuspawner.errors import GPUSpawnerError, InvalidInput, NotAllowed, NotFoun
 from gpuspawner.service import schemas, views
 from gpuspawner.service.auth import Action, Authenticator, Principal, signed_in
 from gpuspawner.service.ledger.routes import ledger_routes
+from gpuspawner.service.panel.board import Board
+from gpuspawner.service.panel.feed import Feed
+from gpuspawner.service.panel.routes import page_routes, panel_routes
+from gpuspawner.service.panel.signin import CookieDoor, PageSignIn
 from gpuspawner.service.policy.book import View
 from gpuspawner.service.policy.decide import Forbidden, Policy
 from gpuspawner.service.policy.routes import policy_routes
@@ -49,9 +53,11 @@ def create_app(
     choose_card: bool = False,
     burst: bool = False,
     rate: RateLimit | None = None,
+    sign_in: PageSignIn | None = None,
 ) -> FastAPI:
     """The service as an ASGI app below `prefix`. It watches the fleet while it runs. `choose_card`: whether a start
-    may name the card. `burst`: what a start that does not say gets. `rate`: how many requests a token may make."""
+    may name the card. `burst`: what a start that does not say gets. `rate`: how many requests a token may make.
+    `sign_in`: how people sign in to the page about cards; None where there is no page."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -75,14 +81,20 @@ def create_app(
     own = getattr(authenticator, "own_token", b"")
     app.add_middleware(Desk, records=records, rate=rate or RateLimit(), metrics=metrics, prefix=api, own_token=own)
     app.add_middleware(LimitBody)
+    if sign_in is not None:
+        app.add_middleware(CookieDoor, sign_in=sign_in, api=api)
     _add_error_handlers(app)
     app.include_router(_router(sessions, authenticator, tariff, choose_card, burst), prefix=api, responses=_ERRORS)
+    feed = None if sessions is None else Feed(Board(sessions, tariff))
     for more in (
         policy_routes(sessions, authenticator),
         ledger_routes(sessions, authenticator),
         request_routes(records, metrics, authenticator),
+        panel_routes(sessions, feed, authenticator),
     ):
         app.include_router(more, prefix=api, responses=_ERRORS)
+    if sign_in is not None:
+        app.include_router(page_routes(sign_in, authenticator), prefix=prefix.rstrip("/"))
     return app
 
 

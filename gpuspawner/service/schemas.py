@@ -263,6 +263,38 @@ class Audit(BaseModel):
     problem: str | None
 
 
+class Cordon(BaseModel):
+    """A card (by uuid) or a node (by name) on which nothing starts or grows. `ends`: when what runs there is ended;
+    null: it stays."""
+
+    kind: Literal["card", "node"]
+    name: str
+    by: str
+    reason: str
+    since: str
+    ends: str | None
+
+
+class Cordons(BaseModel):
+    """All of them."""
+
+    cordons: list[Cordon]
+
+
+class CordonTarget(Strict):
+    """Which card or node."""
+
+    kind: Literal["card", "node"]
+    name: StrictStr = Field(min_length=1, max_length=255)
+
+
+class CordonRequest(CordonTarget):
+    """Nothing starts or grows there from now on; with `drain_seconds` what runs is ended after so long."""
+
+    reason: StrictStr = Field(min_length=1, max_length=255)
+    drain_seconds: StrictInt | None = Field(default=None, ge=0, le=7 * 86400)
+
+
 class Holder(BaseModel):
     """A process that holds memory of a card. `session` is null where it belongs to none."""
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from gpuspawner.errors import Conflict, GPUSpawnerError, NotFound, Unavailable
 from gpuspawner.fleet.base import Fleet, FleetChange, Grant, Launch, Notice, PodLaunch
 from gpuspawner.idle import IdleTimes
+from gpuspawner.service.cordons import CordonBook
 from gpuspawner.service.idle import SMALLEST, IdleWatch
 from gpuspawner.service.leader import Alone, Leadership
 from gpuspawner.service.ledger.keeper import Keeper
@@ -47,6 +48,7 @@ class SessionService:
         self._next_budgets = 0.0
         self.keeper = Keeper(fleet, store, lambda: self.book.source.current.prices)
         self.idle = IdleWatch(idle_times or IdleTimes(), fleet.busy, self._shrink)
+        self.cordons = CordonBook(store, fleet)
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         # Who ends a session and why, from the moment it begins until its eighths are free.
         self._ends: dict[str, tuple[str, str]] = {}
@@ -56,7 +58,8 @@ class SessionService:
         if self.leadership.refresh():
             self._reconcile()
 
-    def _must_lead(self) -> None:
+    def must_lead(self) -> None:
+        """Whether this service decides. Raises Unavailable."""
         if not self.leadership.leads:
             message = "Another service decides here; this one answers questions only. Try again in a moment."
             raise Unavailable(message, code="not_leader")
@@ -78,7 +81,7 @@ class SessionService:
         The same request gives the same session as long as no process of it runs. One whose processes do run
         is unknown to the hub that asks again (it was killed before it could note it), and is ended first.
         """
-        self._must_lead()
+        self.must_lead()
         # a policy may count the sessions of a user, so these come one after the other
         with self._locks[f"{user}/"], self._locks[f"{user}/{server}"] if server else contextlib.nullcontext():
             if share.cards:
@@ -108,7 +111,7 @@ class SessionService:
     def change(self, session: str, share: GPUShare | None, burst: bool | None, actor: str) -> SessionRow:
         """Change a running session's share, or its burst, or both or none of them; the session as it is then.
         Raises as `resize` does."""
-        self._must_lead()
+        self.must_lead()
         if share is None:
             return self.set_burst(session, burst) if burst is not None else self._known(session)
         before = self.fleet.grant(session)
@@ -151,6 +154,7 @@ class SessionService:
             return _still_there(row)
 
     def _check_growth(self, session: str, share: GPUShare, before: Grant) -> None:
+        self.cordons.check_growth(before)
         if self.budgets.any:
             self.budgets.check(self._known(session).user)
         if not self.book.policy.open:
@@ -175,7 +179,7 @@ class SessionService:
 
     def end(self, session: str, actor: str, reason: str) -> SessionRow:
         """End a session: its processes, its share, its charge. The session as it is then."""
-        self._must_lead()
+        self.must_lead()
         self._known(session)
         self._ends.setdefault(session, (actor, self.idle.reason(session, reason)))
         self._ended(session, self.fleet.end(session, reason))
@@ -184,6 +188,7 @@ class SessionService:
     def look(self) -> None:
         """Write down what happened in the fleet by itself, and what could not be written down before."""
         self.book.source.refresh()
+        self.cordons.refresh()
         led = self.leadership.leads
         if not self.leadership.refresh():
             return
@@ -196,6 +201,8 @@ class SessionService:
                 self.store.noted(self._unwritten[0].session, self._unwritten[0].reason)
                 self._unwritten.pop(0)
         self._agree("its share was found to be gone")
+        for session, actor, reason in self.cordons.to_end(self.fleet.grants()):
+            self.end(session, actor, reason)
         self._look_at_budgets()
         if self.idle.times.on:
             rows = self.store.sessions(states=("running",))
@@ -231,7 +238,13 @@ class SessionService:
             of_budgets = self.budgets.notices(row.user)
         except Unavailable:  # the hub does not say who that is
             of_budgets = []
-        return [*self.fleet.notices(row.id), *self.idle.notices(row.id, GPUShare.parse(row.share)), *of_budgets]
+        drained = self.cordons.notices(self.fleet.grant(row.id))
+        return [
+            *self.fleet.notices(row.id),
+            *drained,
+            *self.idle.notices(row.id, GPUShare.parse(row.share)),
+            *of_budgets,
+        ]
 
     def _known(self, session: str) -> SessionRow:
         row = self.store.session(session)

@@ -12,6 +12,7 @@ from gpuspawner.card import Card
 from gpuspawner.fleet.base import CardState, Fleet, Grant, Launch, Notice, PodLaunch
 from gpuspawner.fleet.placement import most_together, no_room_reason, places, places_for_several
 from gpuspawner.service import schemas
+from gpuspawner.service.cordons import THIS_MACHINE, Cordon
 from gpuspawner.service.policy.book import View
 from gpuspawner.service.store import LIVE
 from gpuspawner.service.tables import AuditRow, LedgerRow, SessionRow
@@ -169,6 +170,8 @@ def _options(
     card: Card = state.card
     others = f"Others hold {eighths_text(EIGHTHS_PER_CARD - free)} of this card."
     refused = "The card is out of service." if state.health.state == "failed" else others
+    if state.cordoned:
+        refused = f"Nothing grows on this card now: {state.cordoned}"
     found = []
     for eighths in FRACTIONS if state.only_whole is None else (EIGHTHS_PER_CARD,):
         share = GPUShare(eighths)
@@ -192,6 +195,19 @@ def _notice(notice: Notice) -> schemas.Notice:
     deadline = None if notice.deadline is None else iso(round(notice.deadline * 1000))
     return schemas.Notice(
         code=notice.code, message=notice.message, since=iso(round(notice.since * 1000)), deadline=deadline
+    )
+
+
+def cordon(cordon: Cordon) -> schemas.Cordon:
+    """A card or a node that gets nothing new, as the API shows it."""
+    ends = None if cordon.ends_ms is None else iso(cordon.ends_ms)
+    return schemas.Cordon(
+        kind=cordon.kind,
+        name=cordon.name or THIS_MACHINE,
+        by=cordon.by,
+        reason=cordon.reason,
+        since=iso(cordon.since_ms),
+        ends=ends,
     )
 
 

@@ -46,6 +46,7 @@ def roles(admins: Collection[str], *, culled: bool = False) -> list[dict[str, An
             "description": "Standard user privileges",
             "scopes": [
                 "self",
+                f"access:services!service={SERVICE}",  # the page about cards
                 "custom:gpuspawner:read!user",
                 "custom:gpuspawner:resize!user",
                 "custom:gpuspawner:activity!user",  # a server's token has no scope that its user has not

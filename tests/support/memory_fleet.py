@@ -13,7 +13,17 @@ from sqlalchemy import Engine
 
 from gpuspawner.card import Card
 from gpuspawner.errors import NoRoom
-from gpuspawner.fleet.base import CardHealth, CardState, FleetChange, Grant, Holder, Launch, Notice
+from gpuspawner.fleet.base import (
+    CardHealth,
+    CardReadings,
+    CardState,
+    Cordons,
+    FleetChange,
+    Grant,
+    Holder,
+    Launch,
+    Notice,
+)
 from gpuspawner.fleet.placement import place
 from gpuspawner.service.app import create_app
 from gpuspawner.service.auth import NotSignedIn, Principal
@@ -49,6 +59,8 @@ class MemoryFleet:
         }
         self.held: dict[str, Grant] = {}
         self.energy: dict[str, int] = {}
+        self.now: dict[str, CardReadings] = {}
+        self.cordons = Cordons()
         self._lock = threading.RLock()
 
     def hold(self, grant: Grant) -> None:
@@ -65,8 +77,8 @@ class MemoryFleet:
 
     def cards(self, uuids: Collection[str] | None = None) -> list[CardState]:
         if uuids is None:
-            return list(self.states.values())
-        return [self.states[uuid] for uuid in uuids if uuid in self.states]
+            return self.cordons.applied(list(self.states.values()))
+        return self.cordons.applied([self.states[uuid] for uuid in uuids if uuid in self.states])
 
     def grants(self) -> list[Grant]:
         return list(self.held.values())
@@ -131,6 +143,9 @@ class MemoryFleet:
 
     def watch(self) -> list[FleetChange]:
         return []
+
+    def readings(self) -> dict[str, CardReadings]:
+        return dict(self.now)
 
     def energy_mj(self) -> dict[str, int]:
         return dict(self.energy)

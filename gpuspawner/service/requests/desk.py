@@ -64,7 +64,7 @@ class Desk:
                 return
         message = await receive()
         body: bytes = message.get("body", b"")
-        heard = _Heard(send)
+        heard = _Heard(send, keep=b"idempotency-key" in headers)
 
         async def replay() -> Message:
             nonlocal message
@@ -124,7 +124,7 @@ class Desk:
             "user": str(asked.get("user") or "")[:255],
             "session": unquote(session)[:32],
             "asked": json.dumps({str(name): shorten(value) for name, value in list(asked.items())[:20]})[:_ASKED],
-            "why": headers.get(b"x-gpuspawner-reason", b"").decode("latin-1")[:255],
+            "why": _words(headers.get(b"x-gpuspawner-reason", b""))[:255],
             "source": _source(scope, headers),
             "status": status,
         }
@@ -135,19 +135,26 @@ class Desk:
 
 
 class _Heard:
-    """Passes an answer on, and remembers it."""
+    """Passes an answer on, and remembers its status, and with `keep` all of it."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, keep: bool) -> None:
         self._send = send
+        self._keep = keep
         self.status = 0
         self.body = b""
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-        elif len(self.body) < 1 << 20:
+        elif self._keep and len(self.body) < 1 << 20:
             self.body += message.get("body", b"")
         await self._send(message)
+
+
+def _words(header: bytes) -> str:
+    """A header's text; after `UTF-8''` in percent-encoding, since headers themselves are not for all languages."""
+    text = header.decode("latin-1")
+    return unquote(text[7:]) if text.startswith("UTF-8''") else text
 
 
 def _object(body: bytes) -> dict[str, Any]:
