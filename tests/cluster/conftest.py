@@ -51,6 +51,15 @@ def own_cluster(any_cluster: Cluster) -> OwnCluster:
     return any_cluster
 
 
+@pytest.fixture(autouse=True)
+def mended(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test has killed and, failing, not started again runs again for the next one."""
+    made = request.getfixturevalue("any_cluster") if "any_cluster" in request.fixturenames else None
+    yield
+    if isinstance(made, OwnCluster):
+        made.mend()
+
+
 @pytest.fixture
 def namespace(any_cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
     """A namespace for one test."""

@@ -101,7 +101,8 @@ def release(own_cluster: OwnCluster, helm: Helm, volumes: None) -> Iterator[Inst
 
 @pytest.fixture(scope="module")
 def ann(release: Installed) -> Iterator[User]:
-    with Hub(release).user("ann") as user:  # type: ignore[arg-type]
+    user = Hub(release).user("ann")  # type: ignore[arg-type]
+    with user.browser:  # nothing to stop at the end: by then there is no hub
         yield user
 
 

@@ -112,6 +112,16 @@ class OwnCluster(Cluster):
         if "kubelet" in self.parts:
             until(self._node_ready, 120, lambda: f"the node to be ready: {self.parts['kubelet'].said()}")
 
+    def mend(self) -> None:
+        """Start again whatever has ended, and wait until the cluster works."""
+        gone = [part for part in self.parts.values() if not part.running]
+        for part in gone:
+            part.start()
+        for part in gone:
+            part.wait()
+        if gone and "kubelet" in self.parts:
+            until(self._node_ready, 120, lambda: f"the node to be ready: {self.parts['kubelet'].said()}")
+
     def load(self, image: Path) -> None:
         """Put an image (a tar of an OCI layout) on the node."""
         node.load(self.host, self.binaries, image)

@@ -62,7 +62,7 @@ class Part:
         """End it, and wait until it is gone."""
         assert self._process is not None
         os.kill(self.pid, how)
-        self._process.wait(60)
+        self._process.wait(300)
 
     def restart(self, how: int = signal.SIGKILL) -> None:
         """End it, start it and wait until it is ready."""
