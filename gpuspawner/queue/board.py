@@ -36,6 +36,10 @@ class Waiting:
     seconds: float | None = None
     deadline: float | None = None
     parked: bool = False
+    #: Cards that its user may not have.
+    never: frozenset[str] = frozenset()
+    #: Whether others give way for it; else only what is free is for it.
+    takes: bool = True
 
     def meets(self, start: float) -> bool | None:
         """Whether its deadline can be met with a start then; None where nobody can know."""
@@ -61,6 +65,8 @@ class Running:
     can_park: bool = True
     #: Who has waited itself up a class is not parked before.
     safe_until: float = 0.0
+    #: Eighths that it cannot be made smaller than now: its memory is in use, or its card allows no change.
+    least: int = 0
     #: Its class's place among CLASSES.
     rank: int = field(init=False)
 
@@ -111,7 +117,7 @@ class Board:
         #: For whom others have notice, and who those are.
         self.told: dict[str, dict[str, None]] = {}
         #: What could not be had, by share, class and barred cards, since anything was last freed.
-        self.refused: set[tuple[GPUShare, str, frozenset[str]]] = set()
+        self.refused: set[tuple[GPUShare, str, bool, frozenset[str]]] = set()
         self._lines: defaultdict[_Line, list[_Entry]] = defaultdict(list)
         self._use: dict[str, tuple[float, float]] = {}
         self._less_used_first: dict[str, float] = {}

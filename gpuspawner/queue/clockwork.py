@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpuspawner.errors import NotFound
-from gpuspawner.queue.actions import Action, Notice, Park, Withdraw
+from gpuspawner.queue.actions import Action, Notice, Park, Start, Withdraw
 from gpuspawner.queue.board import Board, Running
 from gpuspawner.queue.decide import decide
 from gpuspawner.queue.rules import Rules
@@ -144,21 +144,40 @@ class Clockwork:
         heapq.heappush(self._events, (when, self._count, session))
 
 
+def expected_waits(
+    board: Board,
+    rules: Rules,
+    now: float,
+    *,
+    otherwise: float,
+    horizon: float = 7 * 24 * _HOUR,
+    until: str | None = None,
+) -> dict[str, float]:
+    """Seconds until each who waits will have started, if nobody else comes and all run as long as is known of them,
+    `otherwise` where nothing is; who does not start within `horizon` is not in it. `until`: it is enough to know that
+    one. The board stays as it is."""
+    everybody = [*(each.asked for each in board.running.values()), *board.waiting.values()]
+    work = {asked.session: asked.seconds for asked in everybody if asked.seconds is not None}
+    found: dict[str, float] = {}
+
+    def hear(when: float, action: Action) -> None:
+        if isinstance(action, Start) and action.session in board.waiting:
+            found.setdefault(action.session, when - now)
+
+    clock = Clockwork(copy.deepcopy(board), rules, now, work=work, otherwise=otherwise, heard=hear)
+    clock.decide()
+    while until not in found if until is not None else len(found) < len(board.waiting):
+        when = clock.next_event()
+        if when > now + horizon:
+            break
+        clock.forward(when)
+    return found
+
+
 def expected_wait(
     board: Board, rules: Rules, now: float, session: str, *, otherwise: float, horizon: float = 7 * 24 * _HOUR
 ) -> float | None:
-    """Seconds until somebody who waits will have started, if nobody else comes and all run as long as is known of them,
-    `otherwise` where nothing is; None where that is not within `horizon`. The board stays as it is. Raises NotFound.
-    """
+    """Of `expected_waits` that of one; None where it is not within `horizon`. Raises NotFound."""
     if session not in board.waiting:
         raise NotFound(f"Session {session} does not wait.")
-    everybody = [*(each.asked for each in board.running.values()), *board.waiting.values()]
-    work = {asked.session: asked.seconds for asked in everybody if asked.seconds is not None}
-    clock = Clockwork(copy.deepcopy(board), rules, now, work=work, otherwise=otherwise)
-    clock.decide()
-    while session in clock.board.waiting:
-        when = clock.next_event()
-        if when > now + horizon:
-            return None
-        clock.forward(when)
-    return clock.now - now
+    return expected_waits(board, rules, now, otherwise=otherwise, horizon=horizon, until=session).get(session)

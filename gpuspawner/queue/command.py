@@ -66,8 +66,18 @@ def as_json(result: Result) -> dict[str, Any]:
     """The result for programs; times in seconds."""
     found = dataclasses.asdict(result)
     found.pop("expected")
-    found["expected_waits"] = {"asked": len(result.expected), **(calibration(result) or {})}
+    found.pop("told")
+    found["expected_waits"] = {"asked": len(result.expected), **(calibration(result) or {}), **ranges(result)}
     return found
+
+
+def ranges(result: Result) -> dict[str, float | int | None]:
+    """Of the ranges that people were told: how many were told one, which part (0 to 1) of them waited as long as that,
+    and which part no longer; None where nobody was told one."""
+    told = [(said, did) for said, did in result.told if said is not None]
+    parts = (sum(said.holds(did) for said, did in told), sum(did <= said.high for said, did in told))
+    right, enough = (each / len(told) if told else None for each in parts)
+    return {"ranges_told": len(told), "range_right": right, "range_enough": enough}
 
 
 def calibration(result: Result) -> dict[str, float] | None:
@@ -95,12 +105,23 @@ def table(results: list[Result]) -> str:
     rows.append(["all done after", *(duration(result.seconds) for result in results)])
     right = [calibration(result) for result in results]
     rows.append(["told wait was enough", *("-" if each is None else f"{each['in_time']:.0%}" for each in right)])
+    told = [ranges(result) for result in results]
+    rows.append(["told range was right", *(_part(each["range_right"]) for each in told)])
+    rows.append(["range not known", *(f"{_unknown(result)}" for result in results)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def _part(part: float | None) -> str:
+    return "-" if part is None else f"{part:.0%}"
+
+
+def _unknown(result: Result) -> str:
+    return f"{len(result.told) - int(ranges(result)['ranges_told'] or 0)} of {len(result.told)}"
 
 
 def _wait(result: Result, kind: str) -> str:

@@ -62,7 +62,7 @@ class _Decision:
             for more_urgent in range(served, rank):
                 self._give_back(more_urgent)
             served = max(served, rank)
-            if self._start(asked):
+            if self._start(asked) or not asked.takes:
                 continue
             blocked += 1
             if not self.rules.backfills or blocked > self.rules.window:
@@ -75,7 +75,7 @@ class _Decision:
     def _start(self, asked: Waiting) -> bool:
         """Whether it runs now, or will once the notices that it waits for have run out."""
         barred = self._barred(asked)
-        tried = (asked.share, asked.kind, barred)
+        tried = (asked.share, asked.kind, asked.takes, barred)
         if tried in self.board.refused and not self._told(asked, barred):
             return False  # somebody who wants the same was refused just now, and only less can be free since
         plan = self._plan(asked, barred)
@@ -91,6 +91,8 @@ class _Decision:
         cards = free_place(self.board, asked.share, barred)
         if cards is not None:
             return Plan(cards)
+        if not asked.takes:
+            return None
         rank = CLASSES.index(asked.kind)
         plan = None
         if self.rules.resizes:
@@ -153,14 +155,14 @@ class _Decision:
 
     def _barred(self, asked: Waiting) -> frozenset[str]:
         if not self.kept:
-            return _NONE
+            return asked.never
         if asked.seconds is None:
-            return self.all_kept
+            return self.all_kept | asked.never
         done = self.now + asked.seconds
-        return frozenset(uuid for uuid, until in self.kept.items() if done > until)
+        return asked.never.union(uuid for uuid, until in self.kept.items() if done > until)
 
     def _keep(self, asked: Waiting) -> None:
-        cards, when = earliest_place(self.board, asked.share)
+        cards, when = earliest_place(self.board, asked.share, asked.never)
         if when == _NEVER and self.now - asked.since < self.rules.hold_seconds:
             return
         self._keep_until(cards, when)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from gpuspawner.queue.actions import Action, Grow, Park, Shrink, Start
 from gpuspawner.queue.board import Board, Running
 from gpuspawner.queue.clockwork import Clockwork, expected_wait
+from gpuspawner.queue.forecast import Expected, Record
 from gpuspawner.queue.rules import CLASSES, Rules
-from gpuspawner.queue.trace import Trace
+from gpuspawner.queue.trace import Job, Trace
 from gpuspawner.share import EIGHTHS_PER_CARD
 
 #: What coming back from a checkpoint takes by default, in seconds.
@@ -46,6 +47,8 @@ class Result:
     returns: float
     seconds: float
     expected: tuple[tuple[float | None, float], ...] = ()
+    #: Ranges that those asked were told, and what they waited; None where it was not known yet.
+    told: tuple[tuple[Expected | None, float], ...] = ()
 
 
 def replay(
@@ -69,12 +72,15 @@ def replay(
         ended=tally.end,
     )
     told: dict[str, float | None] = {}
+    ranges: dict[str, Expected | None] = {}
     for number, job in enumerate(trace.jobs):
         clock.forward(job.at)
         board.wait(job.waiting())
         clock.decide()
         if ask_every and number % ask_every == 0 and job.session in board.waiting:
-            told[job.session] = expected_wait(board, rules, clock.now, job.session, otherwise=otherwise)
+            usual = tally.record.usual(otherwise)
+            told[job.session] = wait = expected_wait(board, rules, clock.now, job.session, otherwise=usual)
+            ranges[job.session] = tally.ask(job, wait, clock.now)
     tally.close(clock.now)
     while (when := clock.next_event()) < math.inf or board.waiting:
         # those for whom a card is kept only after a while need another look
@@ -82,7 +88,8 @@ def replay(
         if when == math.inf and not clock.decide() and not board.running:
             break
     expected = tuple((seconds, tally.waits[session]) for session, seconds in told.items() if session in tally.waits)
-    return tally.result(rules.name, clock.now, expected)
+    ranged = tuple((said, tally.waits[session]) for session, said in ranges.items() if session in tally.waits)
+    return tally.result(rules.name, clock.now, expected, ranged)
 
 
 class _Tally:
@@ -95,11 +102,25 @@ class _Tally:
         self._per_card: dict[str, int] = {}
         self._sum = 0.0
         self._until = math.inf
+        self.record = Record()
+        self._asked: dict[str, tuple[Job, float, float]] = {}
+        self._started: dict[str, float] = {}
         self._shrinks = self._parks = self._missed = 0
+
+    def ask(self, job: Job, forecast: float | None, now: float) -> Expected | None:
+        """Somebody who begins to wait is told how long, by what became of what others were told."""
+        going = [(expected, now - since) for other, expected, since in self._asked.values() if other.kind == job.kind]
+        if forecast is not None:
+            self._asked[job.session] = job, forecast, now
+        return self.record.expected(job.kind, forecast, going)
 
     def hear(self, now: float, action: Action) -> None:
         """One thing was done."""
         if isinstance(action, Start):
+            self._started.setdefault(action.session, now)
+            asked = self._asked.pop(action.session, None)
+            if asked is not None:
+                self.record.waited(asked[0].kind, asked[1], now - asked[2])
             self.waits.setdefault(action.session, now - self._jobs[action.session].at)
             self._per_card[action.session] = len(action.cards)
             self._hold(action.session, now, action.eighths * len(action.cards))
@@ -112,6 +133,7 @@ class _Tally:
 
     def end(self, now: float, running: Running) -> None:
         """One was done."""
+        self.record.ran(now - self._started.pop(running.session))
         self._hold(running.session, now, 0)
         deadline = running.asked.deadline
         self._missed += deadline is not None and now > deadline
@@ -129,7 +151,13 @@ class _Tally:
         if eighths:
             self._held[session] = now, eighths
 
-    def result(self, policy: str, seconds: float, expected: Sequence[tuple[float | None, float]]) -> Result:
+    def result(
+        self,
+        policy: str,
+        seconds: float,
+        expected: Sequence[tuple[float | None, float]],
+        told: Sequence[tuple[Expected | None, float]],
+    ) -> Result:
         """All of it."""
         by_class: defaultdict[str, list[float]] = defaultdict(list)
         for session, wait in self.waits.items():
@@ -149,6 +177,7 @@ class _Tally:
             returns=self._parks * self._return,
             seconds=seconds,
             expected=tuple(expected),
+            told=tuple(told),
         )
 
 

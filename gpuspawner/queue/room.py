@@ -76,11 +76,11 @@ def park_plan(
     return best[1] if best else None
 
 
-def earliest_place(board: Board, share: GPUShare) -> tuple[tuple[str, ...], float]:
+def earliest_place(board: Board, share: GPUShare, barred: Collection[str] = ()) -> tuple[tuple[str, ...], float]:
     """The cards that are first to have room for `share` by what is known of who runs, and when; infinity where nobody
     can know, and no cards where there can never be room."""
     found = []
-    for card in _candidates(board, share):
+    for card in _candidates(board, share, barred):
         found.append((_room_at(board, card, share.eighths_per_card), card))
     if share.cards == 1:
         if not found:
@@ -132,7 +132,7 @@ def _shrinks(board: Board, rules: Rules, card: CardRoom, need: int, rank: int) -
         own = rules.classes[victim.asked.kind]
         if not own.shrinks or victim.asked.share.cards != 1:
             continue
-        lower = [eighths for eighths in FRACTIONS if own.floor <= eighths < victim.eighths]
+        lower = [eighths for eighths in FRACTIONS if max(own.floor, victim.least) <= eighths < victim.eighths]
         if lower:
             # the largest that is enough, or all that it can spare
             keeps = max((each for each in lower if victim.eighths - each >= lacking), default=lower[0])

@@ -35,8 +35,11 @@ from gpuspawner.service.requests.rate import RateLimit
 from gpuspawner.service.requests.records import Records
 from gpuspawner.service.requests.routes import request_routes
 from gpuspawner.service.sessions import SessionService, Watcher
-from gpuspawner.service.tables import SessionRow
+from gpuspawner.service.tables import QueueRow, SessionRow
 from gpuspawner.service.tariff import Pricing
+from gpuspawner.service.waiting import routes as waiting
+from gpuspawner.service.waiting.entries import Wish
+from gpuspawner.service.waiting.routes import queue_routes
 from gpuspawner.share import GPUShare
 
 log = logging.getLogger(__name__)
@@ -91,6 +94,7 @@ def create_app(
         ledger_routes(sessions, authenticator),
         request_routes(records, metrics, authenticator),
         panel_routes(sessions, feed, authenticator),
+        queue_routes(sessions, authenticator),
     ):
         app.include_router(more, prefix=api, responses=_ERRORS)
     if sign_in is not None:
@@ -165,18 +169,38 @@ def _router(
             return schemas.Sessions(sessions=[shown(row) for row in shown_rows], next=shown_rows[-1].id)
         return schemas.Sessions(sessions=[shown(row) for row in rows])
 
-    @router.post("/sessions", status_code=201)
-    def start(body: schemas.SessionRequest, caller: Caller, response: Response) -> schemas.Started:
-        """Start a session for a user's server. Only the hub may ask."""
+    @router.post(
+        "/sessions", status_code=201, response_model=schemas.Started, responses={202: {"model": schemas.Waits}}
+    )
+    def start(body: schemas.SessionRequest, caller: Caller, response: Response) -> schemas.Started | Response:
+        """Start a session for a user's server, or with `wait` put it into the queue (202). Only the hub may ask."""
         if not caller.hub:
             raise NotAllowed("Only the hub starts sessions. Start a server in JupyterHub.")
         share = _share(body.share, body.model)
         if body.card is not None:
             _check_card(body.card, share, choose_card)
         wanted = burst if body.burst is None else body.burst
-        row, launch, new = sessions.start(
-            body.user, body.server, share, actor="hub", card=body.card, burst=wanted, environment=body.environment
+        if body.deadline is not None and body.deadline.timestamp() <= time.time():
+            given = body.deadline.isoformat()
+            raise InvalidInput("deadline: it is over.", field="deadline", given=given, allowed="a time to come")
+        due = None if body.deadline is None else round(body.deadline.timestamp() * 1000)
+        wish = Wish(body.wait, body.kind, body.run_seconds, due)
+        found = sessions.start(
+            body.user,
+            body.server,
+            share,
+            actor="hub",
+            card=body.card,
+            burst=wanted,
+            environment=body.environment,
+            wish=wish,
         )
+        if isinstance(found, QueueRow):
+            place = waiting.shown(sessions.queue.place(found))
+            return Response(
+                schemas.Waits(waiting=place).model_dump_json(), status_code=202, media_type="application/json"
+            )
+        row, launch, new = found
         response.status_code = 201 if new else 200
         return views.started(shown(row), launch)
 
@@ -211,9 +235,21 @@ def _router(
         seconds = sessions.idle.report(row.id, body.idle_seconds, by_server=by_server)
         return schemas.Idle(idle_seconds=seconds, due=sessions.idle.due(row.id))
 
-    @router.delete("/sessions/{session}")
-    def end(session: str, caller: Caller) -> schemas.Session:
-        """End a session, its processes included. The hub and administrators only: users stop their server."""
+    @router.delete("/sessions/{session}", response_model=schemas.Session | schemas.Waiting)
+    def end(session: str, caller: Caller) -> schemas.Session | schemas.Waiting:
+        """End a session, its processes included. The hub and administrators only: users stop their server. One that
+        waits leaves the queue; its user may say so too."""
+        entry = sessions.queue.entries.get(session)
+        if (
+            entry is not None
+            and entry.state == "waiting"
+            and sessions.book.may(caller, "read", entry.user, entry.server)
+        ):
+            if not (sessions.book.may(caller, "resize", entry.user, entry.server)):
+                raise NotAllowed("Your token lacks the scope custom:gpuspawner:resize for this session.")
+            place = waiting.shown(sessions.queue.place(entry))
+            if sessions.queue.leave(session, f"Its place in the queue was given up by {caller.name}."):
+                return place
         row = visible(caller, session)
         if not caller.may("admin", row.user, row.server):
             raise NotAllowed("Stop the server in JupyterHub to end its session.")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 Grade = Literal["kernel", "guarded", "advisory"]
 Resize = Literal["live", "restart", "none"]
+Kind = Literal["inference-urgent", "interactive", "training", "batch"]
 SessionState = Literal["starting", "running", "ending", "ended"]
 
 
@@ -30,6 +31,12 @@ class SessionRequest(Strict):
         default=None, description="may compute with what others leave idle; null: as the operator has set it"
     )
     environment: StrictStr | None = Field(default=None, max_length=255, description="what runs in it, for the policy")
+    wait: StrictBool = Field(default=False, description="whether to wait in the queue where there is no room")
+    kind: Kind | None = Field(default=None, description="its class; null: as the policy says")
+    run_seconds: StrictInt | StrictFloat | None = Field(
+        default=None, gt=0, le=1e8, allow_inf_nan=False, description="how long it will run, where that is known"
+    )
+    deadline: AwareDatetime | None = Field(default=None, description="when it must be done")
 
 
 class ResizeRequest(Strict):
@@ -148,6 +155,7 @@ class Session(BaseModel):
     options: list[ResizeOption]
     notices: list[Notice]
     burst: bool = Field(description="whether it may compute with what others leave idle")
+    kind: str = Field(default="interactive", description="its class in the queue")
     free_eighths: int | None = Field(
         default=None, description="of its card, held by nobody; null without a live session on one card"
     )
@@ -191,6 +199,42 @@ class Started(BaseModel):
     session: Session
     launch: LaunchInfo | None
     pod: PodInfo | None = None
+
+
+class Waiting(BaseModel):
+    """Somebody in the queue. `id` is that of the session to be.
+
+    `expected_low_seconds` to `expected_high_seconds` is how long it will wait from when it began, as far as that is
+    known: four of five waits were within what was said. Null where it is not known.
+    """
+
+    id: str
+    user: str
+    server: str
+    state: Literal["waiting", "placed"] = Field(description="`placed`: it has its share; ask POST /sessions again")
+    share: str
+    kind: Kind
+    place: int | None = Field(description="1 is the next; null where it cannot be served at the moment")
+    reason: str
+    since: str
+    waited_seconds: float
+    expected_low_seconds: int | None
+    expected_high_seconds: int | None
+    deadline: str | None
+    in_time: bool | None = Field(description="whether the deadline can be met; null where that is not known")
+
+
+class Queue(BaseModel):
+    """Who waits, the next first. `length`: how many in all, others included."""
+
+    queue: list[Waiting]
+    length: int
+
+
+class Waits(BaseModel):
+    """A start that has to wait (202)."""
+
+    waiting: Waiting
 
 
 class Resized(BaseModel):

@@ -10,8 +10,9 @@ import threading
 import time
 from collections import defaultdict
 
-from gpuspawner.errors import Conflict, GPUSpawnerError, NotFound, Unavailable
+from gpuspawner.errors import Conflict, GPUSpawnerError, NoRoom, NotFound, Unavailable
 from gpuspawner.fleet.base import Fleet, FleetChange, Grant, Launch, Notice, PodLaunch
+from gpuspawner.fleet.placement import place
 from gpuspawner.idle import IdleTimes
 from gpuspawner.service.cordons import CordonBook
 from gpuspawner.service.idle import SMALLEST, IdleWatch
@@ -20,7 +21,9 @@ from gpuspawner.service.ledger.keeper import Keeper
 from gpuspawner.service.policy.book import Book
 from gpuspawner.service.policy.budgets import FRESH, Budgets
 from gpuspawner.service.store import LIVE, Store
-from gpuspawner.service.tables import SessionRow
+from gpuspawner.service.tables import QueueRow, SessionRow
+from gpuspawner.service.waiting.clerk import Clerk, could_ever_start
+from gpuspawner.service.waiting.entries import Wish
 from gpuspawner.share import GPUShare, share_error
 
 log = logging.getLogger(__name__)
@@ -55,6 +58,9 @@ class SessionService:
         # What the node said of excess and the ledger has not got yet.
         self._unwritten: list[FleetChange] = []
         self._noting = threading.Lock()
+        #: Set where the watcher should look at once.
+        self.woken = threading.Event()
+        self.queue = Clerk(self, self.woken.set)
         if self.leadership.refresh():
             self._reconcile()
 
@@ -74,9 +80,11 @@ class SessionService:
         *,
         burst: bool = False,
         environment: str | None = None,
-    ) -> tuple[SessionRow, Launch | PodLaunch, bool]:
+        wish: Wish | None = None,
+    ) -> tuple[SessionRow, Launch | PodLaunch, bool] | QueueRow:
         """Start a session for a user's server, on the card of uuid `card` if one is named; the last value says
-        whether it is new. Raises Forbidden where the policy does not give it to the user.
+        whether it is new. Who wishes to wait where there is no room does; then its row in the queue is returned. Raises
+        Forbidden where the policy does not give it to the user.
 
         The same request gives the same session as long as no process of it runs. One whose processes do run
         is unknown to the hub that asks again (it was killed before it could note it), and is ended first.
@@ -86,27 +94,90 @@ class SessionService:
         with self._locks[f"{user}/"], self._locks[f"{user}/{server}"] if server else contextlib.nullcontext():
             if share.cards:
                 self.budgets.check(user)
+            wish = wish or Wish()
+            kind = self.book.kind_of(user, wish.kind)
+            named = card
+            full: NoRoom | None = None
             if not self.book.policy.open:
                 others = [row for row in self.store.sessions(user=user, states=LIVE) if row.server != server]
-                card = self.book.check_start(user, share, environment, self.fleet.cards(), card, len(others))
+                try:
+                    card = self.book.check_start(user, share, environment, self.fleet.cards(), card, len(others))
+                except NoRoom as error:
+                    full = error
             old = self.store.live(user, server)
             if old is not None:
                 same = old.share == share.amount and (share.model is None or share.model == old.model)
                 same = same and (card is None or card in json.loads(old.cards))
-                if same and not self.fleet.alive(old.id):
+                if (same or self.queue.is_placed(old.id)) and not self.fleet.alive(old.id):
                     with contextlib.suppress(NotFound):  # it is being ended in this moment
                         if burst != old.burst:
                             old = self.set_burst(old.id, burst)
-                        return old, self.fleet.launch(old.id), False
+                        launch = self.fleet.launch(old.id)
+                        self.queue.started(old.id)
+                        return old, launch, False
                 self._end_and_wait(old.id, actor)
-            session = f"s-{secrets.token_hex(6)}"
-            grant, launch = self.fleet.start(session, user, share, card, burst=burst, server=server)
-            try:
-                row = self.store.started(grant, user, server, share, actor)
-            except Exception:
-                self.fleet.end(session, "it could not be written down")
-                raise
-            return row, launch, True
+            if not share.cards or (full is None and not self.queue.anybody):
+                try:
+                    return self._start_now(user, server, share, actor, card, kind, wish, burst=burst)
+                except NoRoom:
+                    if not wish.wait:
+                        raise
+            elif full is not None and not wish.wait:
+                raise full
+            return self._in_turn(user, server, share, kind, wish, named, burst=burst, environment=environment)
+
+    def _start_now(
+        self,
+        user: str,
+        server: str,
+        share: GPUShare,
+        actor: str,
+        card: str | None,
+        kind: str,
+        wish: Wish,
+        *,
+        burst: bool,
+    ) -> tuple[SessionRow, Launch | PodLaunch, bool]:
+        session = f"s-{secrets.token_hex(6)}"
+        grant, launch = self.fleet.start(session, user, share, card, burst=burst, server=server)
+        try:
+            row = self.store.started(grant, user, server, share, actor, kind=kind)
+        except Exception:
+            self.fleet.end(session, "it could not be written down")
+            raise
+        self.queue.remember(row, wish)
+        return row, launch, True
+
+    def _in_turn(
+        self,
+        user: str,
+        server: str,
+        share: GPUShare,
+        kind: str,
+        wish: Wish,
+        card: str | None,
+        *,
+        burst: bool,
+        environment: str | None,
+    ) -> tuple[SessionRow, Launch | PodLaunch, bool] | QueueRow:
+        """A start in the order of the queue. Who does not wish to wait has what is free and kept for nobody, or
+        raises NoRoom."""
+        states = self.fleet.cards()
+        if not could_ever_start(share, states, card):
+            place(share, states, card)  # says why, and raises
+            raise NoRoom("It cannot be started on these cards.", field="share", given=str(share))
+        row = self.queue.join(user, server, share, kind, wish, card=card, burst=burst, environment=environment)
+        self.queue.decide(joined=True)
+        started = self.store.session(row.id)
+        if started is not None:
+            launch = self.fleet.launch(row.id)
+            self.queue.started(row.id)
+            return started, launch, True
+        if wish.wait:
+            return row
+        reason = self.queue.place(row).reason
+        self.queue.leave(row.id, reason)
+        raise NoRoom(reason, field="share", given=str(share))
 
     def change(self, session: str, share: GPUShare | None, burst: bool | None, actor: str) -> SessionRow:
         """Change a running session's share, or its burst, or both or none of them; the session as it is then.
@@ -151,7 +222,10 @@ class SessionService:
                 with contextlib.suppress(GPUSpawnerError):  # else the next look writes down what is in force
                     self.fleet.resize(session, before.eighths_per_card)
                 raise
-            return _still_there(row)
+            row = _still_there(row)
+        if actor != "queue":
+            self.queue.chose(session, share)
+        return row
 
     def _check_growth(self, session: str, share: GPUShare, before: Grant) -> None:
         self.cordons.check_growth(before)
@@ -204,6 +278,7 @@ class SessionService:
         for session, actor, reason in self.cordons.to_end(self.fleet.grants()):
             self.end(session, actor, reason)
         self._look_at_budgets()
+        self.queue.look()
         if self.idle.times.on:
             rows = self.store.sessions(states=("running",))
             self.idle.look({row.id: GPUShare.parse(row.share) for row in rows})
@@ -266,6 +341,7 @@ class SessionService:
         self.store.ended(session, freed, *self._ends.get(session, ("node", otherwise)))
         if freed:
             self._ends.pop(session, None)
+        self.queue.ended(session)
 
     def _agree(self, reason: str) -> None:
         """Make the store agree with the fleet about every session that the store takes to hold something.
@@ -326,6 +402,7 @@ class SessionService:
             else:
                 self.fleet.end(grant.session, "nobody asked for it")
         self._agree("ended while the service was away")
+        self.queue.recall()
         self.keeper.look()
 
 
@@ -351,7 +428,11 @@ class Watcher(threading.Thread):
 
     def run(self) -> None:
         """Look until stopped. A look that fails is logged, and the next one tries again."""
-        while not self._over.wait(self._interval):
+        while not self._over.is_set():
+            self._sessions.woken.wait(self._interval)
+            self._sessions.woken.clear()
+            if self._over.is_set():
+                break
             try:
                 self._sessions.look()
             except Exception:
@@ -360,4 +441,5 @@ class Watcher(threading.Thread):
     def stop(self) -> None:
         """Stop, and wait for the look under way."""
         self._over.set()
+        self._sessions.woken.set()
         self.join()

@@ -111,7 +111,14 @@ class Store:
             return [LedgerRow(**found._mapping) for found in connection.execute(query)]
 
     def started(
-        self, grant: Grant, user: str, server: str, share: GPUShare, actor: str, reason: str = "started"
+        self,
+        grant: Grant,
+        user: str,
+        server: str,
+        share: GPUShare,
+        actor: str,
+        reason: str = "started",
+        kind: str = "interactive",
     ) -> SessionRow:
         """Write down a new session with its first ledger row."""
         new: dict[str, Any] = {
@@ -124,6 +131,7 @@ class Store:
             "cards": json.dumps([card.uuid for card in grant.cards]),
             "created_ms": 0,
             "burst": grant.burst,
+            "kind": kind,
         }
         row = SessionRow(**new)
         with self._write() as connection:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Index, Integer, String, Text
+from sqlalchemy import BigInteger, Boolean, Float, Index, Integer, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 # SQLite counts up by itself only for INTEGER keys.
@@ -30,6 +30,7 @@ class SessionRow(Base):
     ended_ms: Mapped[int | None] = mapped_column(BigInteger)
     end_reason: Mapped[str | None] = mapped_column(Text)
     burst: Mapped[bool] = mapped_column(Boolean, default=False)
+    kind: Mapped[str] = mapped_column(String(32), default="interactive")
 
 
 class LedgerRow(Base):
@@ -78,6 +79,45 @@ class MarkRow(Base):
 
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
     value: Mapped[str] = mapped_column(Text)
+
+
+class QueueRow(Base):
+    """Somebody in the queue, and what is remembered of a session for it. `id` is the session's, from before it starts.
+
+    state: `waiting` for a place; `placed`: it has its share, and its server is about to be started; `running`. `share`
+    is what it asked for, with the model; it holds less while somebody more urgent needs the rest. `since_ms`: when it
+    began to wait; never before an older row's. `run_seconds`: how long it will run, as its owner says.
+    `forecast_seconds`: what was expected of its wait when it joined. `taken_by`: who was given its eighths last.
+    """
+
+    __tablename__ = "queue"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    user: Mapped[str] = mapped_column(String(255))
+    server: Mapped[str] = mapped_column(String(255))
+    state: Mapped[str] = mapped_column(String(16))
+    kind: Mapped[str] = mapped_column(String(32))
+    share: Mapped[str] = mapped_column(String(64))
+    card: Mapped[str | None] = mapped_column(String(96), default=None)
+    burst: Mapped[bool] = mapped_column(Boolean, default=False)
+    environment: Mapped[str | None] = mapped_column(String(255), default=None)
+    since_ms: Mapped[int] = mapped_column(BigInteger)
+    run_seconds: Mapped[float | None] = mapped_column(Float, default=None)
+    deadline_ms: Mapped[int | None] = mapped_column(BigInteger, default=None)
+    forecast_seconds: Mapped[float | None] = mapped_column(Float, default=None)
+    taken_by: Mapped[str | None] = mapped_column(String(32), default=None)
+
+
+class WaitRow(Base):
+    """A wait that is over, seconds: what was expected of it when it began, null where nothing could be, and what it
+    was. For how far what is expected is to be believed."""
+
+    __tablename__ = "waits"
+
+    id: Mapped[int] = mapped_column(_Id, primary_key=True, autoincrement=True)
+    kind: Mapped[str] = mapped_column(String(32))
+    forecast_seconds: Mapped[float] = mapped_column(Float)
+    waited_seconds: Mapped[float] = mapped_column(Float)
 
 
 class ReplyRow(Base):

@@ -153,6 +153,7 @@ def session(
         else [],
         burst=grant.burst if grant and live else row.burst,
         notices=[_notice(each) for each in notices],
+        kind=row.kind,
     )
 
 

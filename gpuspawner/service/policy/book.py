@@ -9,10 +9,11 @@ from datetime import UTC, datetime
 from gpuspawner.errors import NoRoom, Unavailable
 from gpuspawner.fleet.base import CardState
 from gpuspawner.fleet.placement import place
+from gpuspawner.queue.rules import CLASSES
 from gpuspawner.service.auth import Action, Principal
 from gpuspawner.service.policy.decide import Forbidden, Person, Policy
 from gpuspawner.service.policy.people import Directory
-from gpuspawner.service.policy.schema import Right, Rule
+from gpuspawner.service.policy.schema import QueueClass, Right, Rule
 from gpuspawner.service.policy.source import PolicySource
 from gpuspawner.share import GPUShare
 
@@ -111,6 +112,38 @@ class Book:
             return place(share, theirs)[0]
         except NoRoom as full:
             raise NoRoom(f"{full.message} The policy gives no other cards.", field="share", given=str(share)) from full
+
+    def kind_of(self, user: str, asked: str | None) -> str:
+        """The class of a person's work in the queue: what was `asked` for, or else their default. Raises Forbidden for
+        one more urgent than the policy gives them, Unavailable."""
+        entries = self.source.current.file.queue
+        groups = self.directory.person(user).groups if any(entry.groups for entry in entries) else frozenset()
+        found = next(
+            (
+                entry
+                for entry in entries
+                if user in entry.users or not groups.isdisjoint(entry.groups) or not (entry.users or entry.groups)
+            ),
+            QueueClass(),  # type: ignore[call-arg, unused-ignore]
+        )
+        if asked is None:
+            return found.default
+        highest = found.highest or found.default
+        allowed = CLASSES[CLASSES.index(highest) :]
+        if asked not in allowed:
+            raise Forbidden(
+                f"kind: the policy gives you {', '.join(allowed)}, not {asked}.",
+                field="kind",
+                given=asked,
+                allowed=list(allowed),
+            )
+        return asked
+
+    def barred(self, user: str, share: GPUShare, environment: str | None, cards: Sequence[CardState]) -> frozenset[str]:
+        """The uuids of those of `cards` on which a person may not start `share`. Raises Unavailable."""
+        view = self.view(user)
+        theirs = {state.card.uuid for state in view.of(share, cards, environment or "")}
+        return frozenset(state.card.uuid for state in cards if state.card.uuid not in theirs)
 
     def check_growth(self, user: str, share: GPUShare, card: Sequence[CardState]) -> None:
         """Whether a person's session on `card` may have `share`. Raises Forbidden, Unavailable."""

@@ -12,6 +12,7 @@ from gpuspawner.service.policy.schema import (
     Part,
     PolicyFile,
     Prices,
+    QueueClass,
     Rule,
 )
 
@@ -48,6 +49,7 @@ _PARTS: tuple[tuple[str, type[Part]], ...] = (
     ("prices", Prices),
     ("costs", NodeCost),
     ("grid", Grid),
+    ("queue", QueueClass),
 )
 
 

@@ -10,10 +10,13 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from gpuspawner.queue.rules import CLASSES
 from gpuspawner.share import ALLOWED, GPUShare, ShareError
 
 Right = Literal["telemetry", "use", "resize", "hand-over"]
 RIGHTS: tuple[Right, ...] = ("telemetry", "use", "resize", "hand-over")
+#: As `gpuspawner.queue.rules.CLASSES` has them.
+Kind = Literal["inference-urgent", "interactive", "training", "batch"]
 _MODEL = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}=[A-Za-z0-9._/-]{1,63}\Z", re.ASCII)
 _UUID = re.compile(r"[A-Za-z0-9-]{8,96}\Z", re.ASCII)
@@ -212,6 +215,22 @@ class Budget(Part):
         return self
 
 
+class QueueClass(Part):
+    """Of which class the work of some people is when they wait for a share. The first entry that is about somebody
+    counts; who is in none is `interactive`, and may ask for that and what is less urgent."""
+
+    groups: Names = Field(default_factory=list, description="for members of any of these groups")
+    users: Names = Field(default_factory=list, description="for these users; with no groups or users: all")
+    default: Kind = Field("interactive", description="the class of a start that names none")
+    highest: Kind | None = Field(None, description="the most urgent that they may ask for; left out: `default`")
+
+    @model_validator(mode="after")
+    def _within(self) -> QueueClass:
+        if self.highest is not None and CLASSES.index(self.highest) > CLASSES.index(self.default):
+            raise ValueError("highest: less urgent than default")
+        return self
+
+
 class PolicyFile(Part):
     """The whole file."""
 
@@ -226,6 +245,9 @@ class PolicyFile(Part):
     prices: list[Prices] = Field(default_factory=list, description="left out: the built-in prices")
     costs: list[NodeCost] = Field(default_factory=list, description="left out: costs are unknown")
     grid: list[Grid] = Field(default_factory=list, description="left out: carbon dioxide is unknown")
+    queue: list[QueueClass] = Field(
+        default_factory=list, description="who goes first: classes by group; left out: everybody is `interactive`"
+    )
 
     @model_validator(mode="after")
     def _unique(self) -> PolicyFile:

@@ -1,0 +1,477 @@
+"""Keeps the queue: takes who must wait, has `gpuspawner.queue` decide, and carries out what it says.
+
+Everything that is decided is written down before it is done, so that a service that is killed in between finds what it
+began: what a session asked for before it is made smaller, and who waits until it has its share. What is in force is
+asked of the fleet anew for each decision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from gpuspawner.errors import Conflict, GPUSpawnerError, NoRoom, NotFound
+from gpuspawner.fleet.base import CardState, Fleet
+from gpuspawner.fleet.placement import no_room_reason, place
+from gpuspawner.queue import STANDARD, Action, Board, Grow, Shrink, Start, Waiting, decide
+from gpuspawner.queue.clockwork import expected_waits
+from gpuspawner.queue.forecast import Expected, Record
+from gpuspawner.service.policy.book import Book
+from gpuspawner.service.policy.budgets import Budgets
+from gpuspawner.service.store import LIVE, Store
+from gpuspawner.service.tables import QueueRow, SessionRow
+from gpuspawner.service.waiting.entries import Entries, Wish
+from gpuspawner.service.waiting.scene import Scene, scene, use_of
+from gpuspawner.service.waiting.use import recent_use
+from gpuspawner.share import EIGHTHS_PER_CARD, GPUShare
+
+log = logging.getLogger(__name__)
+
+#: More than can wait in any sense; a storm ends here.
+MOST = 10_000
+#: Who is not asked about for so long is not placed, since its hub may be gone; and after so long it is forgotten.
+FRESH, FORGOTTEN = 30.0, 600.0
+#: A session that could not be changed is left alone for so long.
+_UNWILLING = 10.0
+#: How often what is expected of waits, and what everybody used, is found out anew.
+_FORECAST_EVERY, _USE_EVERY = 5.0, 60.0
+#: How long a session is taken to run of which nothing is known, before any others have ended.
+_OTHERWISE = 3600.0
+_TRIES = 4
+_GONE_KEPT = 1000
+
+
+class House(Protocol):
+    """What the clerk needs of the service."""
+
+    fleet: Fleet
+    store: Store
+    book: Book
+    budgets: Budgets
+
+    def resize(self, session: str, share: GPUShare, actor: str, reason: str | None = None) -> SessionRow:
+        """Change a running session's share."""
+        ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where somebody stands: `place` counts from 1; `expected` is None where it is not known."""
+
+    row: QueueRow
+    place: int | None
+    reason: str
+    waited: float
+    expected: Expected | None = None
+    in_time: bool | None = None
+
+
+class Steady:
+    """Seconds since the epoch that never go back, whatever the machine's clock does."""
+
+    def __init__(self, not_before: float = 0.0) -> None:
+        self._began = max(time.time(), not_before)
+        self._ticks = time.monotonic()
+
+    def __call__(self) -> float:
+        return self._began + time.monotonic() - self._ticks
+
+
+class Clerk:
+    """The queue of one service. Thread-safe. No lock of a session's or a user's is taken before this one's but a
+    user's, and no user's after it."""
+
+    def __init__(self, house: House, wake: Callable[[], None] = lambda: None) -> None:
+        self._house = house
+        self._wake = wake
+        self.rules = replace(STANDARD, parks=False)
+        self.entries = Entries(house.store.engine)
+        self._lock = threading.RLock()
+        self._clock = Steady()
+        self._record = Record()
+        self._seen: dict[str, float] = {}
+        #: Who takes only what is free now, and does not wait.
+        self._passing: set[str] = set()
+        self._unwilling: dict[str, float] = {}
+        self._gone: OrderedDict[str, str] = OrderedDict()
+        self._reasons: dict[str, str] = {}
+        self._order: list[str] = []
+        self._forecasts: dict[str, float] = {}
+        self._next_forecast = 0.0
+        self._use: dict[str, float] = {}
+        self._next_use = 0.0
+        #: Decisions begun; who joined before the last one began need not have another.
+        self._decisions = 0
+        self._deciding = threading.Lock()
+
+    # -- who comes and goes ----------------------------------------------------------------------------
+
+    def recall(self) -> None:
+        """Take over what an earlier service left."""
+        with self._lock:
+            self.entries.recall()
+            self._record = self.entries.record()
+            newest = max((row.since_ms / 1000 for row in self.entries), default=0.0)
+            self._clock = Steady(newest)
+            now = time.monotonic()
+            live = {row.id for row in self._house.store.sessions(states=LIVE)}
+            for row in self.entries:
+                self._seen[row.id] = now - FRESH  # known, and not placed before its hub asks again
+                if row.state == "waiting" and row.id in live:
+                    self.entries.change(row.id, state="placed")
+                elif row.state != "waiting" and row.id not in live:
+                    self.entries.remove(row.id)
+
+    @property
+    def anybody(self) -> bool:
+        """Whether somebody waits."""
+        return bool(self.entries.waiting())
+
+    def join(
+        self,
+        user: str,
+        server: str,
+        share: GPUShare,
+        kind: str,
+        wish: Wish,
+        *,
+        card: str | None,
+        burst: bool,
+        environment: str | None,
+    ) -> QueueRow:
+        """Somebody waits from now on, or the same one as before. Raises Conflict where the queue is full."""
+        asked = {
+            "share": str(share),
+            "kind": kind,
+            "card": card,
+            "burst": burst,
+            "environment": environment,
+            "run_seconds": wish.run_seconds,
+            "deadline_ms": wish.deadline_ms,
+        }
+        with self._lock:
+            row = self.entries.of(user, server)
+            if row is not None and all(getattr(row, name) == value for name, value in asked.items()):
+                self._seen[row.id] = time.monotonic()
+                return row
+            if row is not None:
+                self.leave(row.id, "It was replaced by another wish for the same server.")
+            if len(self.entries) >= MOST:
+                raise Conflict("The queue is full. Try again later.", code="no_room")
+            session = f"s-{secrets.token_hex(6)}"
+            since = max(round(self._clock() * 1000), *(row.since_ms for row in self.entries), 0)
+            row = self.entries.add(id=session, user=user, server=server, state="waiting", since_ms=since, **asked)
+            if not wish.wait:
+                self._passing.add(session)
+            self._seen[session] = time.monotonic()
+            self._next_forecast = 0.0
+            return row
+
+    def leave(self, session: str, why: str) -> bool:
+        """Somebody does not wait any more; whether it did."""
+        with self._lock:
+            row = self.entries.get(session)
+            if row is None or row.state != "waiting":
+                return False
+            self._forget(session, why)
+        self._wake()
+        return True
+
+    def _forget(self, session: str, why: str) -> None:
+        self.entries.remove(session)
+        self._seen.pop(session, None)
+        self._passing.discard(session)
+        self._forecasts.pop(session, None)
+        self._reasons.pop(session, None)
+        self._gone[session] = why
+        while len(self._gone) > _GONE_KEPT:
+            self._gone.popitem(last=False)
+
+    def why_gone(self, session: str) -> str | None:
+        """Why somebody does not wait any more."""
+        return self._gone.get(session)
+
+    def seen(self, session: str) -> None:
+        """Its hub asks for it."""
+        before = self._seen.get(session)
+        self._seen[session] = time.monotonic()
+        if before is not None and time.monotonic() - before > FRESH / 2:
+            self._wake()
+
+    def remember(self, session: SessionRow, wish: Wish) -> None:
+        """What a session that did not have to wait says of how long it will run."""
+        if wish.run_seconds is None and wish.deadline_ms is None:
+            return
+        with self._lock:
+            self.entries.add(
+                id=session.id,
+                user=session.user,
+                server=session.server,
+                state="running",
+                kind=session.kind,
+                share=session.share,
+                since_ms=session.created_ms,
+                burst=session.burst,
+                run_seconds=wish.run_seconds,
+                deadline_ms=wish.deadline_ms,
+            )
+
+    def is_placed(self, session: str) -> bool:
+        """Whether a session was started from the queue and its hub has not fetched it yet."""
+        row = self.entries.get(session)
+        return row is not None and row.state == "placed"
+
+    def started(self, session: str) -> None:
+        """The hub has fetched how to start it."""
+        with self._lock:
+            self.entries.change(session, state="running")
+
+    def ended(self, session: str) -> None:
+        """A session is over: what it held is free, or will be."""
+        with self._lock:
+            self.entries.remove(session)
+        if self._busy:
+            self._wake()
+
+    def chose(self, session: str, share: GPUShare) -> None:
+        """A session's own user, a budget or idleness has changed its share: that is what it asks for now."""
+        row = self.entries.get(session)
+        if row is not None and row.state != "waiting":
+            with self._lock:
+                self.entries.change(session, share=str(share), taken_by=None)
+        if self._busy:
+            self._wake()
+
+    @property
+    def _busy(self) -> bool:
+        return any(row.state == "waiting" or row.taken_by is not None for row in self.entries)
+
+    # -- deciding --------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Decide where there is anything to decide."""
+        now = time.monotonic()
+        with self._lock:
+            for row in self.entries.waiting():
+                if now - self._seen.setdefault(row.id, now) > FORGOTTEN:
+                    log.info("session %s waits no more: nobody asks for it", row.id)
+                    self._forget(row.id, "Nobody asked for it any more.")
+        if self._busy:
+            self.decide()
+
+    def decide(self, *, joined: bool = False) -> None:
+        """Decide now, and do what is to be done. `joined`: for somebody who has just come; where others have begun a
+        decision since, that one was for all."""
+        at = self._decisions
+        with self._deciding:
+            if joined and self._decisions > at:
+                return
+            self._decisions += 1
+            with self._lock:
+                for _ in range(_TRIES):
+                    if self._decide_once():
+                        break
+
+    def _scene(self) -> Scene:
+        now = time.monotonic()
+        self._unwilling = {name: until for name, until in self._unwilling.items() if until > now}
+        waiting, aside = [], {}
+        for row in self.entries.waiting():
+            if now - self._seen.get(row.id, 0.0) < FRESH:
+                try:
+                    self._house.budgets.check(row.user)
+                    waiting.append(row)
+                except GPUSpawnerError as error:
+                    aside[row.id] = error.message
+            else:
+                aside[row.id] = "Its hub has not asked for it for a while."
+        live = self._house.store.sessions(states=LIVE)
+        rows = {row.id: row for row in self.entries if row.state != "waiting"}
+        found = scene(self._house.fleet, self._house.book, live, rows, waiting, self._clock(), self._unwilling.keys())
+        for session in self._passing & found.board.waiting.keys():
+            found.board.waiting[session].takes = False
+        found.aside.update(aside)
+        if self.rules.fair and len({row.user for row in waiting}) > 1:
+            use_of(found.board, self.rules, self._recent_use(), self._clock())
+        return found
+
+    def _recent_use(self) -> dict[str, float]:
+        if time.monotonic() >= self._next_use:
+            self._use = recent_use(self._house.store.engine, time.time(), self.rules)
+            self._next_use = time.monotonic() + _USE_EVERY
+        return self._use
+
+    def _decide_once(self) -> bool:
+        """One decision, carried out; whether there is no need for another one now."""
+        found, now = self._scene(), self._clock()
+        actions = decide(found.board, self.rules, now)
+        for action in actions:
+            if not self._do(action, found):
+                return False
+        self._place_on_slices(found)
+        self._note(found, now)
+        return True
+
+    def _do(self, action: Action, found: Scene) -> bool:
+        try:
+            if isinstance(action, Start):
+                row = self.entries.get(action.session)
+                if row is not None:
+                    self._put(row, action.cards[0] if len(action.cards) == 1 else None)
+            elif isinstance(action, Shrink):
+                self._shrink(action, found.board)
+            elif isinstance(action, Grow):
+                self._house.resize(
+                    action.session, GPUShare(action.eighths), "queue", "what was taken from it is given back"
+                )
+                if not found.board.running[action.session].missing:
+                    self.entries.change(action.session, taken_by=None)
+        except GPUSpawnerError as error:
+            log.info("%s could not be done: %s", action, error.message)
+            self._unwilling[action.session] = time.monotonic() + _UNWILLING
+            return False
+        return True
+
+    def _shrink(self, action: Shrink, board: Board) -> None:
+        """What it asked for is written down first: it is given that back."""
+        running = board.running[action.session]
+        row = self.entries.get(action.session)
+        if row is None:
+            session = self._house.store.session(action.session)
+            if session is None:
+                raise NotFound("This session has ended.")
+            self.entries.add(
+                id=session.id,
+                user=session.user,
+                server=session.server,
+                state="running",
+                kind=session.kind,
+                share=running.asked.share.amount,
+                since_ms=session.created_ms,
+                burst=session.burst,
+                taken_by=action.wanted_by,
+            )
+        else:
+            self.entries.change(row.id, share=running.asked.share.amount, taken_by=action.wanted_by)
+        reason = f"made smaller for {action.wanted_by}, which is more urgent"
+        self._house.resize(action.session, GPUShare(action.eighths), "queue", reason)
+
+    def _put(self, row: QueueRow, card: str | None) -> None:
+        """Give somebody who waits its share. Raises as the fleet's start does."""
+        share = GPUShare.parse(row.share)
+        grant, _ = self._house.fleet.start(row.id, row.user, share, card, burst=row.burst, server=row.server)
+        waited = max(0.0, self._clock() - row.since_ms / 1000)
+        try:
+            reason = f"started from the queue after {waited:.0f} s" if waited >= 1 else "started"
+            self._house.store.started(grant, row.user, row.server, share, "hub", reason, row.kind)
+        except Exception:
+            self._house.fleet.end(row.id, "it could not be written down")
+            raise
+        self.entries.change(row.id, state="placed")
+        self.entries.waited(row, waited)
+        if row.forecast_seconds is not None:
+            self._record.waited(row.kind, row.forecast_seconds, waited)
+        self._forecasts.pop(row.id, None)
+
+    def _place_on_slices(self, found: Scene) -> None:
+        """Who fits on cards that are cut into slices starts there, in order; nobody gives way on those."""
+        if not found.cut:
+            return
+        for _, asked in list(found.board.in_order(self.rules, self._clock())):
+            row = self.entries.get(asked.session)
+            if row is None:
+                continue
+            with contextlib.suppress(GPUSpawnerError):
+                barred = self._house.book.barred(row.user, asked.share, row.environment, found.cut)
+                cards = [state for state in found.cut if state.card.uuid not in barred]
+                where = place(asked.share, cards, row.card)
+                self._put(row, where[0] if len(where) == 1 else None)
+                found.board.leave(asked.session)
+
+    # -- what people are told --------------------------------------------------------------------------
+
+    def _note(self, found: Scene, now: float) -> None:
+        """Who stands where and why, and what is expected."""
+        board = found.board
+        self._order = [asked.session for _, asked in board.in_order(self.rules, now)]
+        states = [*found.cards.values(), *found.cut]
+        self._reasons = {
+            session: _reason(board.waiting[session], states, number) for number, session in enumerate(self._order)
+        } | found.aside
+        if board.waiting and time.monotonic() >= self._next_forecast:
+            self._next_forecast = time.monotonic() + _FORECAST_EVERY
+            self._forecasts = expected_waits(board, self.rules, now, otherwise=self._record.usual(_OTHERWISE))
+            for session, seconds in self._forecasts.items():
+                row = self.entries.get(session)
+                if row is not None and row.forecast_seconds is None:
+                    self.entries.change(session, forecast_seconds=seconds)
+
+    def place(self, row: QueueRow) -> Place:
+        """Where somebody stands."""
+        return self.places([row])[0]
+
+    def stored(self) -> list[Place]:
+        """Who waits by the database, for a service that does not decide."""
+        return [
+            Place(row, None, "Another service decides here.", max(0.0, time.time() - row.since_ms / 1000))
+            for row in self.entries.stored()
+            if row.state == "waiting"
+        ]
+
+    def places(self, rows: list[QueueRow] | None = None) -> list[Place]:
+        """Where all stand, or some."""
+        with self._lock:
+            numbers = {session: number for number, session in enumerate(self._order, 1)}
+            now = self._clock()
+            chosen = self.entries.waiting() if rows is None else rows
+            found = [self._told(row, numbers.get(row.id), now) for row in chosen]
+        return sorted(found, key=lambda each: (each.place is None, each.place or 0, each.row.since_ms))
+
+    def _told(self, row: QueueRow, number: int | None, now: float) -> Place:
+        waited = max(0.0, now - row.since_ms / 1000)
+        going = [
+            (other.forecast_seconds, max(0.0, now - other.since_ms / 1000))
+            for other in self.entries.waiting()
+            if other.kind == row.kind and other.forecast_seconds is not None
+        ]
+        expected = self._record.expected(row.kind, self._forecasts.get(row.id), going)
+        in_time: bool | None = None
+        if row.deadline_ms is not None and row.run_seconds is not None:
+            begin = now + (self._forecasts.get(row.id, 0.0))
+            in_time = begin + row.run_seconds <= row.deadline_ms / 1000
+        reason = self._reasons.get(row.id, "It is looked for a place.")
+        return Place(row, number, reason, waited, expected, in_time)
+
+
+def _reason(asked: Waiting, states: list[CardState], before: int) -> str:
+    """Why somebody waits, in a sentence or two."""
+    matching = [state for state in states if state.card.is_model(asked.share.model)]
+    allowed = [state for state in matching if state.card.uuid not in asked.never]
+    try:
+        place(asked.share, allowed)
+    except (NoRoom, NotFound):
+        reason = no_room_reason(asked.share, allowed or matching)
+    else:
+        reason = "What is free is kept for somebody who goes before."
+    ahead = "" if not before else f" {before} {'is' if before == 1 else 'are'} before this one."
+    return f"{reason}{ahead}"
+
+
+def could_ever_start(share: GPUShare, states: list[CardState], card: str | None) -> bool:
+    """Whether `share` would fit if nobody held anything."""
+    free = [
+        replace(state, free_eighths=EIGHTHS_PER_CARD, fits=None)
+        for state in states
+        if state.only_whole is None or share.eighths_per_card == EIGHTHS_PER_CARD
+    ]
+    try:
+        return bool(place(share, free, card))
+    except (NoRoom, NotFound):
+        return False

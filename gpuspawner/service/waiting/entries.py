@@ -1,0 +1,110 @@
+"""Reads and writes of the queue's rows. All of them are held in memory too, by whoever leads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from sqlalchemy import Engine, Table, delete, insert, select, update
+
+from gpuspawner.queue.forecast import WINDOW, Record
+from gpuspawner.queue.rules import CLASSES
+from gpuspawner.service.tables import QueueRow, SessionRow, WaitRow
+
+_QUEUE, _WAITS = cast(Table, QueueRow.__table__), cast(Table, WaitRow.__table__)
+_SESSIONS = cast(Table, SessionRow.__table__)
+_ALL = select(_QUEUE).order_by(_QUEUE.c.since_ms, _QUEUE.c.id)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a start says of the queue. `wait`: whether to wait where there is no room. `kind`: its class; None for its
+    user's default. `run_seconds`: how long it will run; `deadline_ms`: when it must be done."""
+
+    wait: bool = False
+    kind: str | None = None
+    run_seconds: float | None = None
+    deadline_ms: int | None = None
+
+
+class Entries:
+    """The queue's rows by session. Not thread-safe but for `get`: whoever changes them holds the clerk's lock."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._rows: dict[str, QueueRow] = {}
+
+    def recall(self) -> None:
+        """Read all rows, as another service or an earlier one left them."""
+        self._rows = {row.id: row for row in self.stored()}
+
+    def stored(self) -> list[QueueRow]:
+        """The rows as they are in the database, those who came first before the others."""
+        with self._engine.connect() as connection:
+            return [QueueRow(**found._mapping) for found in connection.execute(_ALL)]
+
+    def record(self) -> Record:
+        """What became of the latest forecasts, and how long the latest sessions ran."""
+        record = Record()
+        with self._engine.connect() as connection:
+            for kind in CLASSES:
+                own = select(_WAITS).where(_WAITS.c.kind == kind).order_by(_WAITS.c.id.desc()).limit(WINDOW)
+                for row in reversed(connection.execute(own).all()):
+                    record.waited(kind, row.forecast_seconds, row.waited_seconds)
+            ended = select(_SESSIONS.c.created_ms, _SESSIONS.c.ended_ms).where(_SESSIONS.c.ended_ms.is_not(None))
+            for begin, end in connection.execute(ended.order_by(_SESSIONS.c.ended_ms.desc()).limit(WINDOW)):
+                record.ran((end - begin) / 1000)
+        return record
+
+    def get(self, session: str) -> QueueRow | None:
+        """A session's row."""
+        return self._rows.get(session)
+
+    def __iter__(self) -> Iterator[QueueRow]:
+        return iter(list(self._rows.values()))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def waiting(self) -> list[QueueRow]:
+        """Who waits for a place."""
+        return [row for row in self if row.state == "waiting"]
+
+    def of(self, user: str, server: str) -> QueueRow | None:
+        """Who waits for a user's server."""
+        return next((row for row in self.waiting() if (row.user, row.server) == (user, server)), None)
+
+    def add(self, **values: Any) -> QueueRow:
+        """A new row."""
+        row = QueueRow(**values)
+        with self._engine.begin() as connection:
+            connection.execute(insert(_QUEUE), {column.name: getattr(row, column.name) for column in _QUEUE.columns})
+        self._rows[row.id] = row
+        return row
+
+    def change(self, session: str, **values: Any) -> None:
+        """Other values of a row; nothing where there is none."""
+        row = self._rows.get(session)
+        if row is None or all(getattr(row, name) == value for name, value in values.items()):
+            return
+        with self._engine.begin() as connection:
+            connection.execute(update(_QUEUE).where(_QUEUE.c.id == session).values(**values))
+        for name, value in values.items():
+            setattr(row, name, value)
+
+    def remove(self, session: str) -> None:
+        """A row is not needed any more. Safe to repeat."""
+        if session not in self._rows:
+            return
+        with self._engine.begin() as connection:
+            connection.execute(delete(_QUEUE).where(_QUEUE.c.id == session))
+        del self._rows[session]
+
+    def waited(self, row: QueueRow, seconds: float) -> None:
+        """Remember what became of a forecast."""
+        if row.forecast_seconds is None:
+            return
+        what = {"kind": row.kind, "forecast_seconds": row.forecast_seconds, "waited_seconds": seconds}
+        with self._engine.begin() as connection:
+            connection.execute(insert(_WAITS), what)

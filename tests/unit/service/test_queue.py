@@ -1,0 +1,268 @@
+"""The queue at the service: who waits, who gives way, and what a restart finds."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.memory_fleet import House, MemoryFleet
+
+CLASSES = """
+version: 1
+queue:
+- {groups: [serving], default: interactive, highest: inference-urgent}
+- {users: [tom], default: training}
+"""
+
+
+class Fleet(MemoryFleet):
+    """Sessions without processes yet."""
+
+    def alive(self, session: str) -> bool:
+        return False
+
+
+def house(folder: Path, fleet: MemoryFleet | None = None, policy: str | None = CLASSES) -> House:
+    return House(folder, policy, fleet or Fleet(cards=1), ursa={"serving"})
+
+
+def entry(of: House, session: str, who: str = "hub") -> Any:
+    return of.ask(who, "GET", f"/queue/{session}").json()
+
+
+def kinds(of: House, session: str) -> list[tuple[str, int, str]]:
+    rows = of.ask("admin", "GET", f"/events?session={session}").json()["events"]
+    return [(row["kind"], row["eighths"], row["actor"]) for row in reversed(rows)]
+
+
+def test_who_finds_no_room_is_refused_or_waits_as_it_wishes_and_is_let_in_when_somebody_ends(tmp_path: Path) -> None:
+    at = house(tmp_path)
+    ann = at.start("ann", "1").json()["session"]
+    refused = at.start("bob", "1/2")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "no_room")
+
+    answer = at.start("bob", "1/2", wait=True)
+    assert answer.status_code == 202
+    bob = answer.json()["waiting"]
+    assert (bob["state"], bob["place"], bob["share"], bob["kind"]) == ("waiting", 1, "1/2", "interactive")
+    assert bob["reason"] == "All of it is in use now."
+    assert (bob["expected_low_seconds"], bob["expected_high_seconds"]) == (None, None), "nobody knows yet"
+    second = at.start("cyd", "1/2", wait=True).json()["waiting"]
+    assert (second["place"], second["reason"]) == (2, "All of it is in use now. 1 is before this one.")
+    assert at.start("bob", "1/2", wait=True).json()["waiting"]["id"] == bob["id"], "asked again it is the same"
+
+    at.ask("hub", "DELETE", f"/sessions/{ann['id']}")
+    at.service.look()
+    assert entry(at, bob["id"])["state"] == "placed"
+    started = at.start("bob", "1/2", wait=True)
+    assert started.json()["session"]["id"] == bob["id"]
+    assert entry(at, second["id"])["state"] == "placed"
+    assert at.fleet.states["GPU-0000-00"].free_eighths == 0
+
+
+def test_nobody_passes_those_who_wait(tmp_path: Path) -> None:
+    at = house(tmp_path, Fleet(cards=2))
+    one, two = (at.start(name, "1").json()["session"] for name in ("ann", "abe"))
+    waits = at.start("bob", "1", wait=True).json()["waiting"]
+    at.fleet.end(one["id"], "")  # a place is free, and the service has not looked yet
+    refused = at.start("cyd", "1")
+    assert refused.status_code == 409
+    assert entry(at, waits["id"])["state"] == "placed"
+    assert at.service.queue.places() == [], "who did not wish to wait is not in the queue"
+    assert two["id"] in at.fleet.held
+
+
+def test_the_urgent_take_from_the_less_urgent_at_once_who_get_it_back(tmp_path: Path) -> None:
+    at = house(tmp_path)
+    tom = at.start("tom", "1/2").json()["session"]
+    ann = at.start("ann", "1/2").json()["session"]
+    assert (tom["kind"], ann["kind"]) == ("training", "interactive")
+    urgent = at.start("ursa", "1/4", wait=True, kind="inference-urgent")
+    assert urgent.status_code == 201, "making smaller was enough"
+    shares = {name: at.fleet.held[name].eighths_per_card for name in (tom["id"], ann["id"])}
+    assert shares == {tom["id"]: 2, ann["id"]: 4}, "training gives way before interactive work"
+    assert kinds(at, tom["id"])[-1] == ("resize", 2, "queue")
+
+    at.ask("hub", "DELETE", f"/sessions/{urgent.json()['session']['id']}")
+    at.service.look()
+    assert at.fleet.held[tom["id"]].eighths_per_card == 4
+    assert [row[1] for row in kinds(at, tom["id"])] == [4, 2, 4]
+    assert not at.service.queue._busy
+
+
+def test_what_a_user_chooses_meanwhile_is_what_they_get_back(tmp_path: Path) -> None:
+    at = house(tmp_path)
+    tom = at.start("tom", "1").json()["session"]
+    urgent = at.start("ursa", "1/2", wait=True, kind="inference-urgent").json()["session"]
+    assert at.fleet.held[tom["id"]].eighths_per_card == 4
+    assert at.ask("tom", "PATCH", f"/sessions/{tom['id']}", json={"share": "1/4"}).status_code == 200
+    at.ask("hub", "DELETE", f"/sessions/{urgent['id']}")
+    at.service.look()
+    assert at.fleet.held[tom["id"]].eighths_per_card == 2
+
+
+def test_memory_in_use_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = house(tmp_path)
+    tom = at.start("tom", "1").json()["session"]
+    monkeypatch.setattr(at.fleet, "used_bytes", lambda session: 50 << 30)  # of 80: no less than a whole card
+    waits = at.start("ursa", "1/4", wait=True, kind="inference-urgent")
+    assert waits.status_code == 202
+    assert at.fleet.held[tom["id"]].eighths_per_card == 8
+    monkeypatch.setattr(at.fleet, "used_bytes", lambda session: 30 << 30)
+    at.service.look()
+    assert entry(at, waits.json()["waiting"]["id"])["state"] == "placed"
+    assert at.fleet.held[tom["id"]].eighths_per_card == 4
+
+
+@pytest.mark.parametrize(
+    ("who", "asked", "given"),
+    [
+        ("ann", None, "interactive"),
+        ("ann", "batch", "batch"),
+        ("ann", "inference-urgent", None),
+        ("ursa", None, "interactive"),
+        ("ursa", "inference-urgent", "inference-urgent"),
+        ("tom", None, "training"),
+        ("tom", "interactive", None),
+    ],
+)
+def test_the_policy_says_who_is_of_which_class(tmp_path: Path, who: str, asked: str | None, given: str | None) -> None:
+    answer = house(tmp_path).start(who, "1/8", wait=True, kind=asked)
+    if given is None:
+        assert answer.status_code == 403
+        assert (answer.json()["error"]["code"], answer.json()["error"]["field"]) == ("policy", "kind")
+    else:
+        assert answer.json()["session"]["kind"] == given
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("wait", "yes"),
+        ("kind", "first"),
+        ("run_seconds", 0),
+        ("run_seconds", "1e3"),
+        ("deadline", "2020-01-01T00:00:00Z"),
+        ("deadline", "2120-01-01T00:00:00"),
+    ],
+)
+def test_what_means_nothing_is_refused(tmp_path: Path, field: str, value: Any) -> None:
+    answer = house(tmp_path).start("ann", "1/8", **{field: value})
+    assert answer.status_code == 422
+    assert answer.json()["error"]["field"].startswith(field)
+
+
+def test_what_can_never_start_does_not_wait(tmp_path: Path) -> None:
+    answer = house(tmp_path).start("ann", "2", wait=True)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "no_room")
+    assert "only 1 such card" in answer.json()["error"]["message"]
+    assert house(tmp_path).start("ann", "a100:1", wait=True).status_code == 404
+
+
+def test_people_see_their_own_place_and_may_give_it_up(tmp_path: Path) -> None:
+    at = house(tmp_path)
+    at.start("ann", "1")
+    bob, cyd = (at.start(name, "1", wait=True).json()["waiting"]["id"] for name in ("bob", "cyd"))
+    assert [each["id"] for each in at.ask("admin", "GET", "/queue").json()["queue"]] == [bob, cyd]
+    own = at.ask("cyd", "GET", "/queue").json()
+    assert ([each["id"] for each in own["queue"]], own["queue"][0]["place"], own["length"]) == ([cyd], 2, 2)
+    assert at.ask("bob", "GET", f"/queue/{cyd}").status_code == 404
+    assert at.ask("bob", "DELETE", f"/sessions/{cyd}").status_code == 404
+    assert at.ask("server:bob/", "DELETE", f"/sessions/{cyd}").status_code == 404
+    assert at.client.get("/queue").status_code == 401
+    assert at.ask("cyd", "DELETE", f"/sessions/{cyd}").json()["state"] == "waiting"
+    gone = at.ask("hub", "GET", f"/queue/{cyd}")
+    assert (gone.status_code, gone.json()["error"]["message"]) == (404, "Its place in the queue was given up by cyd.")
+    assert at.ask("admin", "GET", "/queue").json()["length"] == 1
+
+
+def test_another_service_finds_who_waited_and_in_which_order(tmp_path: Path) -> None:
+    fleet = Fleet(cards=1)
+    at = house(tmp_path, fleet)
+    ann = at.start("ann", "1").json()["session"]
+    bob, cyd = (at.start(name, "1/2", wait=True).json()["waiting"]["id"] for name in ("bob", "cyd"))
+    tom = at.start("tom", "1/2", wait=True).json()["waiting"]["id"]
+    after = house(tmp_path, fleet)
+    fleet.end(ann["id"], "")
+    after.service.look()
+    assert entry(after, bob)["state"] == "waiting", "its hub may be gone: nothing is started before it asks"
+    for session in (tom, cyd, bob):
+        entry(after, session)
+    after.service.look()
+    assert [entry(after, session)["state"] for session in (bob, cyd, tom)] == ["placed", "placed", "waiting"]
+    assert set(fleet.held) == {bob, cyd}
+
+
+def test_a_service_killed_between_a_start_and_its_writing_starts_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(cards=1)
+    at = house(tmp_path, fleet)
+    ann = at.start("ann", "1").json()["session"]
+    bob = at.start("bob", "1", wait=True).json()["waiting"]["id"]
+    fleet.end(ann["id"], "")
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(at.service.queue.entries, "change", killed)
+    with pytest.raises(Killed):
+        at.service.look()
+    after = house(tmp_path, fleet)
+    assert entry(after, bob)["state"] == "placed"
+    again = after.start("bob", "1", wait=True)
+    assert again.json()["session"]["id"] == bob
+    assert list(fleet.held) == [bob]
+    assert [row[0] for row in kinds(after, bob)] == ["start"]
+
+
+def test_a_clock_set_back_changes_no_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = house(tmp_path)
+    ann = at.start("ann", "1").json()["session"]
+    bob = at.start("bob", "1", wait=True).json()["waiting"]["id"]
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() - 86400)
+    monkeypatch.setattr(time, "time_ns", lambda: int((real() - 86400) * 1e9))
+    after = house(tmp_path, at.fleet)
+    cyd = after.start("cyd", "1", wait=True).json()["waiting"]
+    assert (cyd["place"], entry(after, bob)["place"]) == (1, None), "bob's hub has not asked yet"
+    after.service.look()
+    assert (entry(after, bob)["place"], entry(after, cyd["id"])["place"]) == (1, 2)
+    assert 0 <= entry(after, bob)["waited_seconds"] < 60
+    after.ask("hub", "DELETE", f"/sessions/{ann['id']}")
+    after.service.look()
+    assert (entry(after, bob)["state"], entry(after, cyd["id"])["state"]) == ("placed", "waiting")
+
+
+def test_who_is_not_allowed_a_card_does_not_take_from_those_on_it(tmp_path: Path) -> None:
+    policy = """
+version: 1
+rules:
+- {name: all, allow: {cards: [GPU-0000-00]}}
+- {name: serving, groups: [serving], allow: {cards: [GPU-0000-01]}}
+queue:
+- {groups: [serving], default: inference-urgent}
+- {users: [tom], default: training}
+"""
+    at = house(tmp_path, Fleet(cards=2), policy)
+    tom = at.start("tom", "1").json()["session"]
+    assert tom["cards"][0]["uuid"] == "GPU-0000-00"
+    abe = at.start("abe", "1/2", wait=True)
+    assert abe.status_code == 202 or at.fleet.held[tom["id"]].eighths_per_card == 4
+    ursa = at.start("ursa", "1", wait=True).json()["session"]
+    assert ursa["cards"][0]["uuid"] == "GPU-0000-01"
+    waits = at.start("bob", "1", wait=True)
+    assert waits.status_code == 202
+    assert at.fleet.held[ursa["id"]].eighths_per_card == 8
+
+
+def test_two_urgent_ones_do_not_take_from_each_other(tmp_path: Path) -> None:
+    at = house(tmp_path)
+    at.start("ursa", "1", wait=True, kind="inference-urgent")
+    waits = at.start("ursa", "1/2", server="two", wait=True, kind="inference-urgent")
+    assert waits.status_code == 202
