@@ -53,7 +53,7 @@ test-cluster: setup-dev $(STAMPS)/cluster ## run the tests on a Kubernetes clust
 	@$(PY) -m pytest -q $${PYTEST_ARGS:-} tests/cluster
 
 soak: setup-dev ## let people, clocks and faults do what they will for half an hour (GPUSPAWNER_SOAK_SECONDS)
-	@GPUSPAWNER_SOAK_SECONDS=$${GPUSPAWNER_SOAK_SECONDS:-1800} $(PY) -m pytest -q -s tests/integration/test_properties.py
+	@GPUSPAWNER_SOAK_SECONDS=$${GPUSPAWNER_SOAK_SECONDS:-1800} $(PY) -m pytest -q -s tests/integration/test_properties.py tests/integration/hub/test_properties_hub.py
 
 lint: setup-dev ## check style and types only
 	@tools/test lint

@@ -8,14 +8,23 @@ from collections import Counter, defaultdict
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gpuspawner.node.limits import abi, launch
 from gpuspawner.share import GPUShare
-
-from .machine import Machine
+from gpuspawner.simulation import SimulatedCards
 
 CARD_EIGHTHS = 8
+
+
+class Node(Protocol):
+    """A machine with simulated cards and its state folder."""
+
+    @property
+    def state(self) -> Path: ...
+
+    @property
+    def cards(self) -> SimulatedCards: ...
 
 
 class Books:
@@ -35,7 +44,7 @@ time.time = lambda: _time() + _offset()
 time.time_ns = lambda: _time_ns() + _offset() * 1_000_000_000
 """
 
-    def __init__(self, node: Machine, clock: Path) -> None:
+    def __init__(self, node: Node, clock: Path) -> None:
         self.node = node
         self.clock = clock
         with node.cards.connect() as connection:
