@@ -12,7 +12,7 @@ from typing import Any
 from gpuspawner.client import Client
 from gpuspawner.state import Settings
 
-_BY = ("user", "group", "session", "model")
+_BY = ("user", "group", "project", "session", "model")
 
 
 def add(commands: Any) -> None:

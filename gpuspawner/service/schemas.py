@@ -273,6 +273,7 @@ class LedgerEntry(BaseModel):
     method: str | None = Field(default=None, description="how energy and carbon dioxide were found out")
     amount: str | None = Field(default=None, description="of a correction")
     corrects: int | None = None
+    project: str | None = None
     hash: str = ""
 
 

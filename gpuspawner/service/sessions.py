@@ -47,6 +47,7 @@ class SessionService:
         self.store = store
         self.book = book or Book()
         self.leadership = leadership or Alone()
+        store.project_of = self.book.project_of
         self.budgets = Budgets(self.book.source, self.book.directory, store.engine)
         self._next_budgets = 0.0
         self.keeper = Keeper(fleet, store, lambda: self.book.source.current.prices)
@@ -358,11 +359,17 @@ class SessionService:
             if grant is None:
                 self._ended(row.id, True, reason)
             elif grant.ended and row.state in LIVE:
+                self._write_what_is_left(row, grant)
                 self._ended(row.id, False, reason)
             elif row.state == "starting" and self.fleet.alive(row.id):
                 self.store.running(row.id)
             if grant is not None and _differs(grant, row):
                 self._correct(row.id)
+
+    def _write_what_is_left(self, row: SessionRow, grant: Grant | None, at: int | None = None) -> None:
+        """Before the end of a session: of a change that was in force and not written down yet its memory stays."""
+        if grant is not None and GPUShare.parse(row.share).cards == 1 and grant.eighths_per_card != _eighths(row):
+            self.store.resized(row.id, GPUShare(grant.eighths_per_card), "node", "found in force", at)
 
     def _correct(self, session: str) -> None:
         with self._locks[session]:
@@ -388,22 +395,25 @@ class SessionService:
         """
         self.keeper.recall()
         grants = self.fleet.grants()
-        there = {grant.session for grant in grants}
-        lost = [row.id for row in self.store.sessions(states=LIVE) if row.id not in there]
-        for session in lost:  # all of them before what is dated now: times in the ledger never go back
-            self.store.ended(session, False, "node", "ended while the service was away", self.keeper.seen)
+        there = {grant.session: grant for grant in grants}
+        # all of the lost ones before what is dated now: times in the ledger never go back
+        for row in self.store.sessions(states=LIVE):
+            grant = there.get(row.id)
+            if grant is None or grant.ended:
+                self._write_what_is_left(row, grant, self.keeper.seen)
+                self.store.ended(row.id, False, "node", "ended while the service was away", self.keeper.seen)
+        self.keeper.look()  # other cards and prices, since when they hold; then what is on them now
         for grant in grants:
-            row = self.store.session(grant.session)
-            if grant.ended or (row is not None and row.state in LIVE):
+            known = self.store.session(grant.session)
+            if grant.ended or (known is not None and known.state in LIVE):
                 continue
-            if row is None and grant.owner is not None:
+            if known is None and grant.owner is not None:
                 user, server, share = grant.owner
                 self.store.started(grant, user, server, share, "node", "found running")
             else:
                 self.fleet.end(grant.session, "nobody asked for it")
         self._agree("ended while the service was away")
         self.queue.recall()
-        self.keeper.look()
 
 
 def _still_there(row: SessionRow | None) -> SessionRow:
@@ -412,9 +422,13 @@ def _still_there(row: SessionRow | None) -> SessionRow:
     return row
 
 
+def _eighths(row: SessionRow) -> int:
+    return GPUShare.parse(row.share).eighths
+
+
 def _differs(grant: Grant, row: SessionRow) -> bool:
-    share = GPUShare.parse(row.share)
-    return row.state in LIVE and not grant.ended and share.cards == 1 and grant.eighths_per_card != share.eighths
+    one = GPUShare.parse(row.share).cards == 1
+    return row.state in LIVE and not grant.ended and one and grant.eighths_per_card != _eighths(row)
 
 
 class Watcher(threading.Thread):

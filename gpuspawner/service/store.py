@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -16,6 +15,7 @@ from typing import Any, Literal, cast
 from sqlalchemy import Connection, Engine, Table, bindparam, insert, select, text, update
 
 from gpuspawner.fleet.base import Grant
+from gpuspawner.service.clock import now_ms
 from gpuspawner.service.ledger.chain import COLUMNS, hash_of
 from gpuspawner.service.ledger.energy import Meter
 from gpuspawner.service.tables import LedgerRow, MarkRow, SessionRow
@@ -33,16 +33,17 @@ _SESSION = select(_SESSIONS).where(_SESSIONS.c.id == bindparam("session"))
 _SESSION_TO_CHANGE = _SESSION.with_for_update()
 _CHANGE = update(_SESSIONS).where(_SESSIONS.c.id == bindparam("session"))
 _LAST = select(_LEDGER.c.id, _LEDGER.c.at_ms, _LEDGER.c.hash).order_by(_LEDGER.c.id.desc()).limit(1)
-_LAST_OF = select(_LEDGER).where(_LEDGER.c.session == bindparam("session")).order_by(_LEDGER.c.id.desc()).limit(1)
+#: What a session holds and pays; a correction does not say it.
+_LAST_OF = (
+    select(_LEDGER)
+    .where(_LEDGER.c.session == bindparam("session"), _LEDGER.c.kind != "correction")
+    .order_by(_LEDGER.c.id.desc())
+    .limit(1)
+)
 _MARK = select(_MARKS.c.value).where(_MARKS.c.name == bindparam("name"))
 _CARDS = select(_LEDGER).where(_LEDGER.c.session == "", _LEDGER.c.kind.in_(("card", "gone"))).order_by(_LEDGER.c.id)
 #: PostgreSQL's lock of whoever adds to the chain; any number that nobody else uses.
 _CHAIN_LOCK = text("SELECT pg_advisory_xact_lock(7215046)")
-
-
-def now_ms() -> int:
-    """Milliseconds since the epoch, UTC."""
-    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class Store:
         self.engine = engine
         self._tariff = tariff
         self.meter = Meter()
+        #: the project that a user's server counts to; None: none
+        self.project_of: Callable[[str, str], str | None] = lambda _user, _server: None
         self._server = engine.dialect.name != "sqlite"
         # What is written depends on what was read, and SQLite's transactions begin with the first write.
         self._writing = threading.Lock()
@@ -120,7 +123,7 @@ class Store:
         reason: str = "started",
         kind: str = "interactive",
     ) -> SessionRow:
-        """Write down a new session with its first ledger row."""
+        """Write down a new session with its first ledger row. Raises Unavailable where nobody says its project now."""
         new: dict[str, Any] = {
             "id": grant.session,
             "user": user,
@@ -132,6 +135,7 @@ class Store:
             "created_ms": 0,
             "burst": grant.burst,
             "kind": kind,
+            "project": self.project_of(user, server),
         }
         row = SessionRow(**new)
         with self._write() as connection:
@@ -148,9 +152,11 @@ class Store:
             if row is not None and row.state == "starting":
                 _change(connection, row, state="running")
 
-    def resized(self, session: str, share: GPUShare, actor: str, reason: str | None = None) -> SessionRow | None:
-        """A live session holds another share from now on, or the same as before, which needs no writing. None where
-        it has ended meanwhile: nothing follows the end of a session in the ledger but its `free`."""
+    def resized(
+        self, session: str, share: GPUShare, actor: str, reason: str | None = None, at: int | None = None
+    ) -> SessionRow | None:
+        """A live session holds another share from now (or `at`) on, or the same as before, which needs no writing. None
+        where it has ended meanwhile: nothing follows the end of a session in the ledger but its `free`."""
         with self._write() as connection:
             row = _to_change(connection, session)
             if row is None or row.state not in LIVE:
@@ -158,7 +164,7 @@ class Store:
             if row.share != share.amount:
                 why = f"from {row.share} to {share.amount}" if reason is None else reason
                 _change(connection, row, share=share.amount)
-                self._enter(connection, row, "resize", share.eighths, None, actor, why)
+                self._enter(connection, row, "resize", share.eighths, at, actor, why)
             return row
 
     def set_burst(self, session: str, burst: bool) -> SessionRow | None:
@@ -237,7 +243,7 @@ class Store:
     def corrected(self, row: LedgerRow, amount_micros: int, actor: str, reason: str) -> int:
         """Charge more or less than a row says, from the moment of the correction on; the new row's id."""
         with self._write() as connection:
-            what = {name: getattr(row, name) for name in ("session", "user", "server", "model", "cards")}
+            what = {name: getattr(row, name) for name in ("session", "user", "server", "model", "cards", "project")}
             more = {"kind": "correction", "eighths": 0, "price_micros": 0, "actor": actor, "reason": reason}
             self._append(connection, None, {**what, **more, "amount_micros": amount_micros, "corrects": row.id})
             return int(connection.execute(_LAST).one().id)
@@ -270,6 +276,7 @@ class Store:
             "cards": row.cards,
             "eighths": eighths,
             "price_micros": price,
+            "project": row.project,
             "actor": actor,
             "reason": reason,
             **(self.meter.read(json.loads(row.cards), last) if kind != "free" else {}),

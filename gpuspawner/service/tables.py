@@ -31,6 +31,7 @@ class SessionRow(Base):
     end_reason: Mapped[str | None] = mapped_column(Text)
     burst: Mapped[bool] = mapped_column(Boolean, default=False)
     kind: Mapped[str] = mapped_column(String(32), default="interactive")
+    project: Mapped[str | None] = mapped_column(String(255), default=None)
 
 
 class LedgerRow(Base):
@@ -42,7 +43,8 @@ class LedgerRow(Base):
     from now on, null where unknown), `gone`; `correction` (of the row `corrects`, by `amount_micros`).
     `eighths` is what the session holds from this row on; `price_micros` what that is charged per hour. `counter_mj`:
     what the energy counters of its cards showed, millijoules in all; `energy_mj` and `co2_ug` (micrograms): its part
-    since its last row, by `method`; null where unknown. `hash` is over the row and the hash before it.
+    since its last row, by `method`; null where unknown. `project`: what its session counts to, by the policy file.
+    `hash` is over the row and the hash before it.
     """
 
     __tablename__ = "ledger"
@@ -68,8 +70,31 @@ class LedgerRow(Base):
     method: Mapped[str | None] = mapped_column(String(255), default=None)
     amount_micros: Mapped[int | None] = mapped_column(BigInteger, default=None)
     corrects: Mapped[int | None] = mapped_column(BigInteger, default=None)
+    project: Mapped[str | None] = mapped_column(String(255), default=None)
     prev: Mapped[str] = mapped_column(String(64))
     hash: Mapped[str] = mapped_column(String(64))
+
+
+class UsageRow(Base):
+    """What was used within an hour (since the epoch), worked out from the ledger's rows, which can be done again.
+
+    `kind` as in the accounts; `sessions` used something in this hour, `starts` of them began in it. None: unknown.
+    """
+
+    __tablename__ = "usage"
+
+    hour: Mapped[int] = mapped_column(Integer, primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16), primary_key=True)
+    user: Mapped[str] = mapped_column(String(255), primary_key=True)
+    model: Mapped[str] = mapped_column(String(64), primary_key=True)
+    project: Mapped[str] = mapped_column(String(255), primary_key=True)
+    sessions: Mapped[int] = mapped_column(Integer)
+    starts: Mapped[int] = mapped_column(Integer)
+    eighth_seconds: Mapped[int] = mapped_column(BigInteger)
+    charge_micros: Mapped[int] = mapped_column(BigInteger)
+    cost_micros: Mapped[int | None] = mapped_column(BigInteger)
+    energy_mj: Mapped[int | None] = mapped_column(BigInteger)
+    co2_ug: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class MarkRow(Base):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
 from typing import Protocol, TypeVar
 from zoneinfo import ZoneInfo
 
+from gpuspawner.service.clock import moment
 from gpuspawner.service.policy.schema import Grid, NodeCost, PolicyFile, Prices
 from gpuspawner.share import EIGHTHS_PER_CARD, GPUShare
 
@@ -139,7 +140,7 @@ class CurrentTariff:
 
     @property
     def _now(self) -> Tariff:
-        return self._prices().at(datetime.now(UTC))
+        return self._prices().at(moment())
 
     @property
     def currency(self) -> str:

@@ -244,6 +244,7 @@ def entry(row: LedgerRow) -> schemas.LedgerEntry:
         method=row.method,
         amount=None if row.amount_micros is None else money(row.amount_micros),
         corrects=row.corrects,
+        project=row.project,
         hash=row.hash,
     )
 

@@ -27,6 +27,7 @@ GOALS = {
     "form": "<= 500",
     "join": "",
     "kernel-latency": "<= 1.05 (p99)",
+    "ledger-kill": "0",
     "linear": "<= 3",
     "panel-lag": "<= 1500 (p95)",
     "park": "below dill",

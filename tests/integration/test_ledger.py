@@ -18,7 +18,10 @@ from support.postgres import Postgres, postgres
 
 from gpuspawner.service import store as store_module
 from gpuspawner.service.database import open_database
-from gpuspawner.service.ledger.report import month_of, report, rows
+from gpuspawner.service.ledger.accounts import Accounts
+from gpuspawner.service.ledger.report import month_of, report
+from gpuspawner.service.ledger.rows import rows
+from gpuspawner.service.ledger.sums import summed, totals
 from gpuspawner.service.sessions import SessionService
 
 COSTS = """
@@ -199,6 +202,57 @@ def test_corrections_are_new_rows(url: str, tmp_path: Path, clock: Clock) -> Non
     told = house.ask("admin", "GET", f"/cost?start={begin}&end={clock.now // 1000}").json()
     assert [(each["name"], each["charge"]) for each in told["sums"]] == [("ann", "2.00")]
     assert house.ask("admin", "GET", "/ledger/verify").json()["ok"]
+    house.engine.dispose()
+
+
+def test_what_counts_to_which_project(url: str, tmp_path: Path, clock: Clock) -> None:
+    projects = """
+projects:
+  - {name: genome, groups: [biology], servers: [genome]}
+  - {name: teaching, users: [bob]}
+"""
+    house = House(tmp_path, COSTS + projects, url=url, ann=["biology"], bob=["biology"])
+    begin = clock.now // 1000
+    for user, server in (("ann", "genome"), ("ann", ""), ("bob", "genome"), ("bob", "x"), ("cy", "genome")):
+        assert house.start(user, "1/4", server=server).status_code == 201
+    clock.go(5 * 3600)
+    house.write(COSTS)  # what a session counts to is said at its start
+    told = house.ask("admin", "GET", f"/cost?start={begin}&end={clock.now // 1000}&by=project").json()
+    used = {each["name"]: (each["sessions"], each["eighth_seconds"]) for each in told["sums"]}
+    hours = 5 * 3600 * 2
+    assert used == {"genome": (2, 2 * hours), "teaching": (1, hours), "(no project)": (2, 2 * hours)}
+    assert house.ask("admin", "GET", "/ledger/verify").json()["ok"]
+    first = house.ask("admin", "GET", "/events?limit=1000").json()["events"][-3]
+    assert (first["user"], first["project"]) == ("ann", "genome")
+    house.engine.dispose()
+
+
+def test_sums_by_the_hour_are_what_the_rows_say(url: str, tmp_path: Path, clock: Clock) -> None:
+    house = House(tmp_path, COSTS, url=url)
+    begin, ids = clock.now // 1000, []
+    for number in range(12):
+        ids.append(house.start(f"u{number % 3}", "1/8").json()["session"]["id"])
+        clock.go(1700)
+        if number % 4 == 3:
+            house.ask("hub", "DELETE", f"/sessions/{ids[number - 2]}")
+        house.service.keeper._next_sums = 0.0
+        house.service.look()
+    row = house.ask("admin", "GET", f"/events?session={ids[0]}").json()["events"][-1]["id"]
+    body = {"row": row, "amount": "-0.10", "reason": "a test"}
+    assert house.ask("admin", "POST", "/ledger/corrections", json=body).status_code == 201
+    clock.go(7200)
+    house.start("u0", "1/2")
+    house.service.keeper._next_sums = 0.0
+    house.service.look()
+    end = clock.now // 1000 + 1
+    with house.engine.connect() as connection:
+        hours = connection.scalars(sa.text("SELECT DISTINCT hour FROM usage ORDER BY hour")).all()
+    assert hours == list(range(begin // 3600, end // 3600)), "each hour that is over"
+    for one, two in ((begin, end), (begin + 5, end - 4000), (hours[2] * 3600, hours[5] * 3600), (end - 100, end)):
+        rows_say = Accounts(one, two)
+        rows_say.add(rows(house.engine))
+        say = [sorted(map(repr, found)) for found in (totals(house.engine, one, two), summed(rows_say.close()))]
+        assert say[0] == say[1], (one, two)
     house.engine.dispose()
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import Engine
 
@@ -184,7 +186,8 @@ class Tokens:
 
 
 class House:
-    """The service over a fleet in memory, asked through its API. `policy`: the text of its policy file."""
+    """The service over a fleet in memory, asked through its API. `policy`: the text of its policy file. Without
+    `start` its records are open, and nobody acts on them."""
 
     def __init__(
         self,
@@ -194,6 +197,7 @@ class House:
         url: str | None = None,
         rate: RateLimit | None = None,
         leadership: Callable[[Engine], Leadership] = lambda _engine: Alone(),
+        start: bool = True,
         **groups: Any,
     ) -> None:
         self.folder = folder
@@ -206,11 +210,22 @@ class House:
         self.tariff = CurrentTariff(lambda: self.source.current.prices)
         self.engine = open_database(url or f"sqlite:///{folder / 'service.sqlite'}")
         self.store = Store(self.engine, self.tariff)
+        if not start:
+            return
         self.service = SessionService(
             self.fleet, self.store, book=Book(self.source, self.people), leadership=leadership(self.engine)
         )  # type: ignore[arg-type]
-        self.app = create_app(self.service, Tokens(), self.tariff, choose_card=True, rate=rate)  # type: ignore[arg-type]
-        self.client = TestClient(self.app, base_url="http://test/api/v1", raise_server_exceptions=False)
+        self.rate = rate
+
+    @cached_property
+    def app(self) -> FastAPI:
+        """The API, made when it is first asked."""
+        return create_app(self.service, Tokens(), self.tariff, choose_card=True, rate=self.rate)  # type: ignore[arg-type]
+
+    @cached_property
+    def client(self) -> TestClient:
+        """Asks the API."""
+        return TestClient(self.app, base_url="http://test/api/v1", raise_server_exceptions=False)
 
     def write(self, policy: str) -> None:
         """Another policy file, and the look that finds it."""

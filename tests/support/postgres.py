@@ -18,11 +18,23 @@ from sqlalchemy import create_engine, text
 from .common import until
 
 
-def _program(name: str) -> Path:
+def _find(name: str) -> Path | None:
     found = shutil.which(name)
-    for place in [Path(found)] if found else sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), reverse=True):
-        return place
-    pytest.skip("PostgreSQL is not installed: sudo apt install postgresql")
+    if found:
+        return Path(found)
+    return max(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), default=None)
+
+
+def installed() -> bool:
+    """Whether PostgreSQL is."""
+    return _find("initdb") is not None
+
+
+def _program(name: str) -> Path:
+    found = _find(name)
+    if found is None:
+        pytest.skip("PostgreSQL is not installed: sudo apt install postgresql")
+    return found
 
 
 class Postgres:

@@ -35,6 +35,7 @@ class Row(Protocol):
     energy_mj: Any
     co2_ug: Any
     amount_micros: Any
+    project: Any
 
 
 @dataclass
@@ -55,6 +56,9 @@ class Line:
     charge_micros: int = 0
     energy_mj: int | None = 0
     co2_ug: int | None = 0
+    project: str = ""
+    #: whether the session held nothing before the period
+    new: bool = False
 
 
 @dataclass
@@ -70,10 +74,12 @@ class _Session:
     model: str
     cards: list[str]
     node: str
+    project: str = ""
     eighths: int = 0
     price: int = 0
     over: bool = False
     charged: int = 0
+    used: bool = False
 
 
 class Accounts:
@@ -89,6 +95,30 @@ class Accounts:
         self._sessions: dict[str, _Session] = {}
         self._on: dict[str, dict[str, None]] = {}  # node -> its sessions, in the order of their starts
 
+    def after(self, end: int) -> Accounts:
+        """Those of the seconds from the end of this period until before `end`. This one is of no use any more."""
+        following = Accounts(self.end, end)
+        following._nodes, following._where = self._nodes, self._where
+        following._sessions, following._on = self._sessions, self._on
+        return following
+
+    def state(self) -> dict[str, Any]:
+        """What is known at the end of the period, as values of JSON."""
+        nodes = [[name, node.cost, node.settled, list(node.cards.items())] for name, node in self._nodes.items()]
+        sessions = [[name, *vars(session).values()] for name, session in self._sessions.items()]
+        return {"end": self.end, "nodes": nodes, "where": list(self._where.items()), "sessions": sessions}
+
+    @classmethod
+    def resumed(cls, state: dict[str, Any], end: int) -> Accounts:
+        """Those of the seconds from the end of the period that `state` is of until before `end`."""
+        made = cls(state["end"], end)
+        made._nodes = {name: _Node(cost, settled, dict(cards)) for name, cost, settled, cards in state["nodes"]}
+        made._where = dict(state["where"])
+        for name, *values in state["sessions"]:
+            session = made._sessions[name] = _Session(*values)
+            made._on.setdefault(session.node, {})[name] = None
+        return made
+
     def add(self, rows: Iterable[Row]) -> None:
         """Take notice of rows."""
         for row in rows:
@@ -97,7 +127,8 @@ class Accounts:
                 self._card(row, at)
             elif row.kind == "correction":
                 if self.start <= row.at_ms // 1000 < self.end:
-                    self._line("session", row.user, row.session, row.model).charge_micros += row.amount_micros or 0
+                    line = self._line("session", row.user, row.session, row.model, project=row.project or "")
+                    line.charge_micros += row.amount_micros or 0
             else:
                 self._session(row, at)
 
@@ -107,7 +138,7 @@ class Accounts:
             self._settle(name, self.end)
         for session, state in self._sessions.items():
             self._charge(session, state, self.end)
-        return [line for line in self.lines.values() if line.eighth_seconds or line.charge_micros or line.energy_mj]
+        return [line for line in self.lines.values() if _says_something(line)]
 
     def _card(self, row: Row, at: int) -> None:
         name = row.node or ""
@@ -125,7 +156,9 @@ class Accounts:
         if state is None:
             cards = json.loads(row.cards)
             node = self._where.get(cards[0], row.node or "") if cards else ""
-            state = self._sessions[row.session] = _Session(row.user, row.model, cards, node, charged=at)
+            project = row.project or ""
+            state = self._sessions[row.session] = _Session(row.user, row.model, cards, node, project, charged=at)
+            state.used = at < self.start
             self._on.setdefault(node, {})[row.session] = None
         self._settle(state.node, at)
         self._charge(row.session, state, at)
@@ -141,14 +174,14 @@ class Accounts:
             state.eighths, state.price = row.eighths, row.price_micros
 
     def _energy(self, row: Row, state: _Session) -> None:
-        line = self._line("session", state.user, row.session, state.model)
-        line.energy_mj = _plus(line.energy_mj, row.energy_mj)
-        line.co2_ug = _plus(line.co2_ug, row.co2_ug)
+        line = self._line("session", state.user, row.session, state.model, project=state.project)
+        line.energy_mj = plus(line.energy_mj, row.energy_mj)
+        line.co2_ug = plus(line.co2_ug, row.co2_ug)
 
     def _charge(self, session: str, state: _Session, at: int) -> None:
         begin, state.charged = max(state.charged, self.start), at
         if at > begin and not state.over:
-            line = self._line("session", state.user, session, state.model)
+            line = self._line("session", state.user, session, state.model, project=state.project)
             line.charge_micros += state.price * at // _HOUR - state.price * begin // _HOUR
 
     def _settle(self, name: str, at: int) -> None:
@@ -162,10 +195,10 @@ class Accounts:
         before = None if node.cost is None else node.cost * begin // _HOUR
         after = None if node.cost is None else node.cost * at // _HOUR
         spent = None if before is None or after is None else after - before
-        self.node_costs[name] = _plus(self.node_costs.get(name, 0), spent)
+        self.node_costs[name] = plus(self.node_costs.get(name, 0), spent)
         if not slots:
             line = self._line("idle", "", f"node {name}", "")
-            line.cost_micros = _plus(line.cost_micros, spent)
+            line.cost_micros = plus(line.cost_micros, spent)
             return
         place = {uuid: position * EIGHTHS_PER_CARD for position, uuid in enumerate(node.cards)}
         ends = {uuid: first + EIGHTHS_PER_CARD for uuid, first in place.items()}
@@ -181,24 +214,31 @@ class Accounts:
 
         for session in self._on.get(name, ()):
             state = self._sessions[session]
-            line = self._line("reserved" if state.over else "session", state.user, session, state.model, name)
+            kind = "reserved" if state.over else "session"
+            line = self._line(kind, state.user, session, state.model, name, state.project)
             for uuid in state.cards:
                 if uuid in place:
                     bear(line, uuid, state.eighths // len(state.cards))
+            if line.eighth_seconds and not state.used:
+                line.new = state.used = True
         for uuid, model in node.cards.items():
             if place[uuid] < ends[uuid]:
                 bear(self._line("idle", "", uuid, model, name), uuid, ends[uuid] - place[uuid])
 
-    def _line(self, kind: str, user: str, session: str, model: str, node: str | None = None) -> Line:
+    def _line(self, kind: str, user: str, session: str, model: str, node: str | None = None, project: str = "") -> Line:
         line = self.lines.get((kind, user, session))
         if line is None:
             card = session if kind == "idle" else ""
-            line = Line(kind, user, "" if card else session, model, node, card)
+            line = Line(kind, user, "" if card else session, model, node, card, project=project)
             self.lines[kind, user, session] = line
         return line
 
 
-def _plus(sum_: int | None, more: int | None) -> int | None:
+def _says_something(line: Line) -> bool:
+    return bool(line.eighth_seconds or line.charge_micros or line.cost_micros or line.energy_mj)
+
+
+def plus(sum_: int | None, more: int | None) -> int | None:
     return None if sum_ is None or more is None else sum_ + more
 
 

@@ -12,13 +12,16 @@ from typing import Any
 COLUMNS = (
     *("id", "at_ms", "session", "user", "server", "kind", "model", "cards", "eighths", "price_micros", "currency"),
     *("actor", "reason", "node", "cost_micros", "counter_mj", "energy_mj", "co2_ug", "method", "amount_micros"),
-    *("corrects", "prev"),
+    *("corrects", "prev", "project"),
 )
 
 
 def hash_of(row: Mapping[str, Any]) -> str:
-    """SHA-256 over a row's columns, the last row's hash (`prev`) among them, as sorted JSON without spaces."""
+    """SHA-256 over a row's columns, the last row's hash (`prev`) among them, as sorted JSON without spaces. A project
+    that is null is left out."""
     content = {name: row[name] for name in COLUMNS}
+    if content["project"] is None:  # rows of before have no such column
+        del content["project"]
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 from gpuspawner.fleet.base import Fleet
-from gpuspawner.service.store import CardChange, Store, now_ms
+from gpuspawner.service.clock import moment, now_ms
+from gpuspawner.service.ledger.sums import close_hours
+from gpuspawner.service.store import CardChange, Store
 from gpuspawner.service.tariff import PriceList, Tariff
 
 #: Seconds between two notes of when the service last looked: so much of a session that ends while the service is down
@@ -15,6 +16,8 @@ from gpuspawner.service.tariff import PriceList, Tariff
 HEARTBEAT = 10.0
 #: Seconds between two looks at the cards' energy counters.
 METER = 2.0
+#: Seconds between two looks for hours that can be closed.
+SUMS = 30.0
 _SEEN = "seen_ms"
 
 
@@ -28,7 +31,7 @@ class Keeper:
         self._store = store
         self._prices = prices
         self._clock = clock
-        self._next_beat = self._next_reading = 0.0
+        self._next_beat = self._next_reading = self._next_sums = 0.0
         self._tariff: Tariff | None = None
         self._known: dict[str, tuple[str, str, int | None]] = {}
         #: when a service last looked, in ms since the epoch; None where none ever did
@@ -45,13 +48,16 @@ class Keeper:
         if self._clock() >= self._next_reading:
             self._next_reading = self._clock() + METER
             self._store.meter.counters = self._fleet.energy_mj()
-            self._store.meter.grid = self._prices().grams_per_kwh(datetime.now(UTC))
-        self._look_at_cards()
+            self._store.meter.grid = self._prices().grams_per_kwh(moment(now_ms()))
+        # what holds since a moment ago goes before what is so from now on: times in the ledger never go back
         self._look_at_prices()
+        self._look_at_cards()
         if self._clock() >= self._next_beat:
             self._next_beat = self._clock() + HEARTBEAT
             self.seen = now_ms()
             self._store.set_mark(_SEEN, str(self.seen))
+        if self._clock() >= self._next_sums and not close_hours(self._store.engine):
+            self._next_sums = self._clock() + SUMS
 
     def _since(self) -> int | None:
         """The moment from which what the price list says now holds, if it came since the last look; None: now."""
@@ -60,13 +66,13 @@ class Keeper:
         return begun[-1] if begun and self.seen is not None and begun[-1] > self.seen else None
 
     def _look_at_prices(self) -> None:
-        tariff = self._prices().at(datetime.now(UTC))
+        tariff = self._prices().at(moment(now_ms()))
         if tariff != self._tariff:
             self._store.repriced(self._since())
             self._tariff = tariff
 
     def _look_at_cards(self) -> None:
-        prices, now = self._prices(), datetime.now(UTC)
+        prices, now = self._prices(), moment(now_ms())
         found = {}
         for state in self._fleet.cards():
             cost = prices.cost_micros(state.node, now)
@@ -83,5 +89,5 @@ class Keeper:
             node, model, cost = self._known[uuid]
             changes.append(CardChange("gone", node, uuid, model, cost))
         if changes:
-            self._store.note_cards(changes)
+            self._store.note_cards(sorted(changes, key=lambda change: change.at is None))
         self._known = found

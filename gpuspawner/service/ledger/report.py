@@ -1,21 +1,18 @@
-"""Reports over a period: by user, by group, by session; and the rows of the ledger for exports."""
+"""Reports over a period: by user, group, project, model or session."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, cast
 from zoneinfo import ZoneInfo
 
-from sqlalchemy import Engine, Table, and_, or_, select
+from sqlalchemy import Engine
 
 from gpuspawner.errors import InvalidInput
-from gpuspawner.service.ledger.accounts import Accounts, Line
-from gpuspawner.service.tables import LedgerRow, SessionRow
-
-_SESSIONS, _LEDGER = cast(Table, SessionRow.__table__), cast(Table, LedgerRow.__table__)
-_PAGE = 5000
+from gpuspawner.service.ledger.accounts import Accounts, Line, plus
+from gpuspawner.service.ledger.rows import about
+from gpuspawner.service.ledger.sums import Total, totals
 
 
 def month_of(text: str, zone: ZoneInfo) -> tuple[int, int]:
@@ -30,38 +27,6 @@ def month_of(text: str, zone: ZoneInfo) -> tuple[int, int]:
     return int(first.timestamp()), int(after.timestamp())
 
 
-def rows(engine: Engine, start: int | None = None, end: int | None = None) -> Iterator[Any]:
-    """The ledger's rows in order, of the seconds from `start` until before `end`."""
-    query = select(_LEDGER).order_by(_LEDGER.c.id)
-    if start is not None:
-        query = query.where(_LEDGER.c.at_ms >= start * 1000)
-    if end is not None:
-        query = query.where(_LEDGER.c.at_ms < end * 1000)
-    with engine.connect() as connection:
-        yield from connection.execution_options(yield_per=_PAGE).execute(query)
-
-
-def about(engine: Engine, start: int, end: int) -> Iterator[Any]:
-    """The rows that the accounts of a period need: those of the period, and before it those about cards and about the
-    sessions that held something at its start."""
-    begin, over = start * 1000, end * 1000
-    later = select(_LEDGER.c.session).where(_LEDGER.c.at_ms >= begin, _LEDGER.c.kind == "free")
-    held = select(_SESSIONS.c.id).where(
-        _SESSIONS.c.created_ms < begin, or_(_SESSIONS.c.state != "ended", _SESSIONS.c.id.in_(later))
-    )
-    before = or_(_LEDGER.c.session.in_(held), and_(_LEDGER.c.session == "", _LEDGER.c.kind.in_(("card", "gone"))))
-    query = select(_LEDGER).where(_LEDGER.c.at_ms < over, or_(_LEDGER.c.at_ms >= begin, before)).order_by(_LEDGER.c.id)
-    with engine.connect() as connection:
-        yield from connection.execution_options(yield_per=_PAGE).execute(query)
-
-
-def lines(engine: Engine, start: int, end: int) -> list[Line]:
-    """The accounts of the seconds from `start` until before `end`."""
-    accounts = Accounts(start, end)
-    accounts.add(about(engine, start, end))
-    return accounts.close()
-
-
 @dataclass
 class Sum:
     """What some sessions used together. None: unknown for one of them at least."""
@@ -74,14 +39,15 @@ class Sum:
     energy_mj: int | None = 0
     co2_ug: int | None = 0
 
-    def add(self, line: Line) -> None:
-        """With another line."""
-        self.sessions += line.kind == "session"
+    def add(self, line: Total | Line) -> None:
+        """With another line or total."""
+        if line.kind == "session":
+            self.sessions += bool(line.eighth_seconds) if isinstance(line, Line) else line.sessions
         self.eighth_seconds += line.eighth_seconds
         self.charge_micros += line.charge_micros
-        for name in ("cost_micros", "energy_mj", "co2_ug"):
-            mine, more = getattr(self, name), getattr(line, name)
-            setattr(self, name, None if mine is None or more is None else mine + more)
+        self.cost_micros = plus(self.cost_micros, line.cost_micros)
+        self.energy_mj = plus(self.energy_mj, line.energy_mj)
+        self.co2_ug = plus(self.co2_ug, line.co2_ug)
 
 
 @dataclass
@@ -104,27 +70,40 @@ class Report:
 def report(
     engine: Engine, start: int, end: int, by: str, groups: Callable[[str], Sequence[str]], only: str | None = None
 ) -> Report:
-    """The report of a period in seconds since the epoch, `by` user, group, session or model. A user of several groups
-    counts for the first of them by name, so that groups add up. `only`: of that user alone, without what nodes cost."""
-    accounts = Accounts(start, end)
-    accounts.add(about(engine, start, end))
+    """The report of a period in seconds since the epoch, `by` user, group, project, model or session. A user of several
+    groups counts for the first of them by name, so that groups add up. `only`: of that user alone, without what nodes
+    cost. By session it reads every row of the period, else the sums of its hours."""
     sums: dict[str, Sum] = {}
     idle = Sum("")
-    for line in accounts.close():
-        if line.kind != "session":
-            idle.add(line)
-            continue
-        if only is not None and line.user != only:
-            continue
-        if by == "group":
-            name = min(groups(line.user), default="(no group)")
-        else:
-            name = {"user": line.user, "session": line.session, "model": line.model}[by]
-        sums.setdefault(name, Sum(name)).add(line)
+    found: Sequence[Total | Line] = _lines(engine, start, end) if by == "session" else totals(engine, start, end)
+    for each in found:
+        if each.kind != "session":
+            idle.add(each)
+        elif only is None or each.user == only:
+            sums.setdefault(_name(each, by, groups), Sum("")).add(each)
+    for name, total in sums.items():
+        total.name = name
+    listed = sorted(sums.values(), key=lambda each: each.name)
     if only is not None:
-        return Report(start, end, by, sorted(sums.values(), key=lambda each: each.name), None, None)
-    costs = list(accounts.node_costs.values())
-    total = (
-        None if not costs or any(cost is None for cost in costs) else sum(cost for cost in costs if cost is not None)
-    )
-    return Report(start, end, by, sorted(sums.values(), key=lambda each: each.name), idle, total)
+        return Report(start, end, by, listed, None, None)
+    node_cost: int | None = 0 if found else None
+    for each in found:
+        node_cost = plus(node_cost, each.cost_micros)
+    return Report(start, end, by, listed, idle, node_cost)
+
+
+def _lines(engine: Engine, start: int, end: int) -> list[Line]:
+    accounts = Accounts(start, end)
+    accounts.add(about(engine, start, end))
+    return accounts.close()
+
+
+def _name(each: Total | Line, by: str, groups: Callable[[str], Sequence[str]]) -> str:
+    if by == "group":
+        return min(groups(each.user), default="(no group)")
+    if by == "project":
+        return each.project or "(no project)"
+    if by == "session":
+        assert isinstance(each, Line)
+        return each.session
+    return each.model if by == "model" else each.user

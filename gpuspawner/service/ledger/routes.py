@@ -15,7 +15,8 @@ from gpuspawner.service import schemas
 from gpuspawner.service.auth import Authenticator, Principal, signed_in
 from gpuspawner.service.ledger import export
 from gpuspawner.service.ledger.chain import verify
-from gpuspawner.service.ledger.report import Report, month_of, report, rows
+from gpuspawner.service.ledger.report import Report, month_of, report
+from gpuspawner.service.ledger.rows import rows
 from gpuspawner.service.sessions import SessionService
 from gpuspawner.service.tariff import money
 
@@ -54,7 +55,7 @@ def ledger_routes(sessions: SessionService, authenticator: Authenticator) -> API
     @router.get("/cost")
     def cost(
         caller: Caller,
-        by: Literal["user", "group", "session", "model"] = "user",
+        by: Literal["user", "group", "project", "session", "model"] = "user",
         month: Annotated[str | None, Query(max_length=7)] = None,
         start: Second = None,
         end: Second = None,
@@ -65,7 +66,7 @@ def ledger_routes(sessions: SessionService, authenticator: Authenticator) -> API
     @router.get("/cost/page", response_class=HTMLResponse)
     def page(
         caller: Caller,
-        by: Literal["user", "group", "session", "model"] = "user",
+        by: Literal["user", "group", "project", "session", "model"] = "user",
         month: Annotated[str | None, Query(max_length=7)] = None,
     ) -> HTMLResponse:
         """The same as a page to print."""

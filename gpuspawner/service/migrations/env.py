@@ -8,6 +8,7 @@ connection = context.config.attributes["connection"]
 context.configure(
     connection=connection,
     target_metadata=Base.metadata,
+    transactional_ddl=True,
     render_as_batch=connection.dialect.name == "sqlite",
 )
 with context.begin_transaction():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from gpuspawner.errors import NoRoom, Unavailable
 from gpuspawner.fleet.base import CardState
 from gpuspawner.fleet.placement import place
 from gpuspawner.queue.rules import CLASSES
 from gpuspawner.service.auth import Action, Principal
+from gpuspawner.service.clock import moment
 from gpuspawner.service.policy.decide import Forbidden, Person, Policy
 from gpuspawner.service.policy.people import Directory
 from gpuspawner.service.policy.schema import QueueClass, Right, Rule
@@ -66,7 +66,7 @@ class Book:
     def view(self, user: str) -> View:
         """What a person may start now. Raises Unavailable where the hub does not say who they are."""
         policy = self.policy
-        return View(policy, () if policy.open else policy.starts(self.directory.person(user), _now()))
+        return View(policy, () if policy.open else policy.starts(self.directory.person(user), moment()))
 
     def view_or_none(self, user: str) -> View | None:
         """The same to show; None where everybody may everything, and where the hub does not answer now."""
@@ -76,6 +76,14 @@ class Book:
             return self.view(user)
         except Unavailable:
             return None
+
+    def project_of(self, user: str, server: str) -> str | None:
+        """The project that a user's server counts to: the first of the file that is about it. Raises Unavailable."""
+        projects = self.source.current.file.projects
+        if not projects:
+            return None
+        groups = self.directory.person(user).groups if any(project.groups for project in projects) else frozenset()
+        return next((project.name for project in projects if project.has(user, server, groups)), None)
 
     def check_start(
         self,
@@ -163,8 +171,4 @@ class Book:
         if not scoped and not caller.may_all_of_own(action):
             return False
         person = self.directory.person(caller.user)
-        return right in policy.rights(person, user, lambda name: self.directory.person(name).groups, _now())
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
+        return right in policy.rights(person, user, lambda name: self.directory.person(name).groups, moment())

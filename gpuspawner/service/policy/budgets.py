@@ -15,8 +15,8 @@ from sqlalchemy import Engine
 
 from gpuspawner.errors import NotAllowed
 from gpuspawner.fleet.base import Notice
-from gpuspawner.service.ledger.accounts import Line
-from gpuspawner.service.ledger.report import lines, month_of
+from gpuspawner.service.ledger.report import month_of
+from gpuspawner.service.ledger.sums import HOUR, Total, totals
 from gpuspawner.service.policy.people import Directory
 from gpuspawner.service.policy.schema import Budget
 from gpuspawner.service.policy.source import PolicySource
@@ -97,11 +97,12 @@ class Budgets:
             begin = month_of(datetime.fromtimestamp(now, prices.zone).strftime("%Y-%m"), prices.zone)[0]
             key = "money", 0
         else:
-            begin, key = int(now) - budget.days * 86400, ("eighths", budget.days)
+            # a window that begins with an hour is made of sums by the hour
+            begin, key = int(now) // HOUR * HOUR - budget.days * 86400, ("eighths", budget.days)
         with self._lock:
             kept = self._used.setdefault(key, _Used())
             if now - kept.at >= FRESH or now < kept.at:
-                kept.by_user = _summed(lines(self._engine, begin, int(now)), key[0])
+                kept.by_user = _summed(totals(self._engine, begin, int(now)), key[0])
                 kept.at = now
             return kept.by_user
 
@@ -163,10 +164,10 @@ def words(budget: Budget, amount: int) -> str:
     return f"{amount / 3600:.4g} eighth-hours"
 
 
-def _summed(found: Iterable[Line], what: str) -> dict[str, int]:
+def _summed(found: Iterable[Total], what: str) -> dict[str, int]:
     sums: dict[str, int] = {}
-    for line in found:
-        if line.kind == "session":
-            amount = line.charge_micros if what == "money" else line.eighth_seconds
-            sums[line.user] = sums.get(line.user, 0) + amount
+    for total in found:
+        if total.kind == "session":
+            amount = total.charge_micros if what == "money" else total.eighth_seconds
+            sums[total.user] = sums.get(total.user, 0) + amount
     return sums

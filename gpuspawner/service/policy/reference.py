@@ -12,6 +12,7 @@ from gpuspawner.service.policy.schema import (
     Part,
     PolicyFile,
     Prices,
+    Project,
     QueueClass,
     Rule,
 )
@@ -46,6 +47,7 @@ _PARTS: tuple[tuple[str, type[Part]], ...] = (
     ("rules: over", Over),
     ("cards", Labelled),
     ("budgets", Budget),
+    ("projects", Project),
     ("prices", Prices),
     ("costs", NodeCost),
     ("grid", Grid),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -231,6 +232,26 @@ class QueueClass(Part):
         return self
 
 
+class Project(Part):
+    """What sessions count to in reports. The first project counts that a session belongs to when it starts."""
+
+    name: Name
+    groups: Names = Field(default_factory=list, description="sessions of members of any of these groups")
+    users: Names = Field(default_factory=list, description="sessions of these users; with no groups and users: of all")
+    servers: Names = Field(default_factory=list, description="only named servers of these names; left out: any")
+
+    @model_validator(mode="after")
+    def _of_something(self) -> Project:
+        if not (self.groups or self.users or self.servers):
+            raise ValueError("name groups, users or servers")
+        return self
+
+    def has(self, user: str, server: str, groups: Collection[str]) -> bool:
+        """Whether a server of a user in these groups belongs to it."""
+        theirs = user in self.users or not set(self.groups).isdisjoint(groups)
+        return (theirs or not (self.users or self.groups)) and (not self.servers or server in self.servers)
+
+
 class PolicyFile(Part):
     """The whole file."""
 
@@ -242,6 +263,7 @@ class PolicyFile(Part):
     )
     cards: list[Labelled] = Field(default_factory=list, description="labels of cards")
     budgets: list[Budget] = Field(default_factory=list)
+    projects: list[Project] = Field(default_factory=list, description="what sessions count to in reports")
     prices: list[Prices] = Field(default_factory=list, description="left out: the built-in prices")
     costs: list[NodeCost] = Field(default_factory=list, description="left out: costs are unknown")
     grid: list[Grid] = Field(default_factory=list, description="left out: carbon dioxide is unknown")
@@ -254,6 +276,7 @@ class PolicyFile(Part):
         for what, names in (
             ("rules", [rule.name for rule in self.rules or []]),
             ("budgets", [budget.name for budget in self.budgets]),
+            ("projects", [project.name for project in self.projects]),
             ("cards", [card.uuid for card in self.cards]),
         ):
             twice = {name for name in names if names.count(name) > 1}

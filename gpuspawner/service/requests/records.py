@@ -11,7 +11,7 @@ from typing import Any, cast
 from sqlalchemy import Engine, Table, delete, insert, select, text
 from sqlalchemy.exc import IntegrityError
 
-from gpuspawner.service.store import now_ms
+from gpuspawner.service.clock import now_ms
 from gpuspawner.service.tables import AuditRow, ReplyRow, SessionRow
 
 _REPLIES, _AUDIT = cast(Table, ReplyRow.__table__), cast(Table, AuditRow.__table__)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from sqlalchemy import Engine
 
 from gpuspawner.queue import Rules
-from gpuspawner.service.ledger.report import lines
+from gpuspawner.service.ledger.sums import HOUR, totals
 
 #: Past this many half lives nothing is left that anybody would notice.
 _HALF_LIVES = 5
@@ -18,10 +18,12 @@ def recent_use(engine: Engine, now: float, rules: Rules) -> dict[str, float]:
     counted as if it had been used in the middle."""
     found: defaultdict[str, float] = defaultdict(float)
     half_life = int(rules.half_life_seconds)
+    end = int(now)
     for piece in range(_HALF_LIVES):
-        end = int(now) - piece * half_life
+        begin = (int(now) - (piece + 1) * half_life) // HOUR * HOUR  # whole hours are summed up already
         weight = 0.5 ** (piece + 0.5)
-        for line in lines(engine, end - half_life, end):
-            if line.kind == "session":
-                found[line.user] += line.eighth_seconds * weight
+        for total in totals(engine, begin, end):
+            if total.kind == "session":
+                found[total.user] += total.eighth_seconds * weight
+        end = begin
     return dict(found)

@@ -31,6 +31,7 @@ class Entry:
     energy_mj: int | None = None
     co2_ug: int | None = None
     amount_micros: int | None = None
+    project: str | None = None
 
 
 @dataclass

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import alembic.op
 import pytest
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 
+from gpuspawner.errors import Unavailable
 from gpuspawner.service.database import open_database
 from gpuspawner.service.store import Store
 from gpuspawner.service.tariff import Tariff
@@ -54,6 +57,39 @@ def database_of_revision(path: Path, revision: str) -> None:
             values = ", ".join(f":{name}" for name in row)
             connection.execute(sa.text(f"INSERT INTO {table} ({columns}) VALUES ({values})"), row)
     engine.dispose()
+
+
+@pytest.mark.parametrize("start", [None, "0003"])
+def test_one_that_breaks_off_leaves_the_tables_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str | None
+) -> None:
+    path = tmp_path / "service.sqlite"
+    if start is not None:
+        database_of_revision(path, start)
+
+    def tables() -> set[str]:
+        engine = sa.create_engine(f"sqlite:///{path}")
+        names = set(sa.inspect(engine).get_table_names())
+        engine.dispose()
+        return names
+
+    before = tables()
+    with monkeypatch.context() as patch:
+        patch.setattr("alembic.op.create_table", broken_at("usage", alembic.op.create_table))
+        with pytest.raises(Unavailable, match="broke off"):
+            open_database(f"sqlite:///{path}")
+    assert tables() == before
+    open_database(f"sqlite:///{path}").dispose()
+    assert "usage" in tables()
+
+
+def broken_at(table: str, create: Any) -> Any:
+    def made(name: str, *columns: Any, **more: Any) -> Any:
+        if name == table:
+            raise sa.exc.OperationalError("CREATE TABLE", {}, Exception("broke off"))
+        return create(name, *columns, **more)
+
+    return made
 
 
 def test_sessions_from_before_burst_have_none(tmp_path: Path) -> None:
