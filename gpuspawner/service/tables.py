@@ -76,13 +76,13 @@ class LedgerRow(Base):
 
 
 class UsageRow(Base):
-    """What was used within an hour (since the epoch), worked out from the ledger's rows, which can be done again.
-
-    `kind` as in the accounts; `sessions` used something in this hour, `starts` of them began in it. None: unknown.
-    """
+    """What was used within `span` hours from the `hour`-th since the epoch on, worked out from the ledger's rows, which
+    can be done again. `kind` as in the accounts; `sessions` used something then, `starts` of them nothing before. None:
+    unknown."""
 
     __tablename__ = "usage"
 
+    span: Mapped[int] = mapped_column(Integer, primary_key=True)
     hour: Mapped[int] = mapped_column(Integer, primary_key=True)
     kind: Mapped[str] = mapped_column(String(16), primary_key=True)
     user: Mapped[str] = mapped_column(String(255), primary_key=True)

@@ -18,7 +18,7 @@ from support.postgres import postgres
 ROOT = Path(__file__).parents[2]
 #: In the suite somebody does something every few hours; else every few minutes.
 FULL = os.environ.get("GPUSPAWNER_MONTH") == "full"
-PLAN: dict[str, Any] = {"step": 0.8, "actions": 6} if FULL else {"step": 22, "lives": 2.5}
+PLAN: dict[str, Any] = {"step": 0.8, "actions": 6} if FULL else {"step": 34, "actions": 7, "lives": 3}
 LIMIT = 3600 if FULL else 170
 
 

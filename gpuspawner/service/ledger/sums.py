@@ -2,7 +2,8 @@
 
 An hour is closed once the ledger has a row of a later one: times never go back from one row to the next, so that
 nothing can be added to it any more. The sums of closed hours and what was known at the end of the last one (the state
-of the accounts) are written together. Of a period, what is before, after or beside closed hours is read row by row.
+of the accounts) are written together; of whole days (UTC) there are sums too. Of a period, what is before, after or
+beside closed hours is read row by row.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sqlalchemy import Connection, Engine, Table, case, func, insert, select, update
+from sqlalchemy import Connection, Engine, Select, Table, case, func, insert, literal, select, update
 
 from gpuspawner.service.ledger.accounts import Accounts, Line, plus
 from gpuspawner.service.ledger.rows import about
@@ -22,7 +23,13 @@ HOUR = 3600
 _MARK = "usage"
 #: So many rows are worked off at once, and then the hour is finished: others want the processor too.
 _ROWS = 5000
+_DAY = 24
 _LEDGER, _MARKS, _USAGE = (cast(Table, row.__table__) for row in (LedgerRow, MarkRow, UsageRow))
+_COLUMNS = (
+    *("kind", "user", "model", "project", "sessions", "starts", "eighth_seconds", "charge_micros"),
+    *("cost_micros", "energy_mj", "co2_ug"),
+)
+_KEYS = tuple(_USAGE.c[name] for name in _COLUMNS[:4])
 
 
 @dataclass
@@ -68,21 +75,39 @@ def summed(lines: Iterable[Line]) -> list[Total]:
 def totals(engine: Engine, start: int, end: int) -> list[Total]:
     """What was used in the seconds from `start` until before `end`."""
     state = _State.read(engine)
-    open_from = 0 if state is None else state.end
-    first = -(-start // HOUR) * HOUR
-    last = min(end // HOUR * HOUR, open_from)
-    pieces: list[list[Total]] = []
-    if state is not None and start >= open_from:
+    if state is not None and start >= state.end:
         return summed(state.until(engine, max(end, start), start))
-    if first >= last:
+    first = -(-start // HOUR) * HOUR
+    last = min(end // HOUR * HOUR, 0 if state is None else state.end)
+    if state is None or first >= last:
         return summed(_row_by_row(engine, start, end))
+    pieces: list[list[Total]] = []
     if start < first:
         pieces.append(summed(_row_by_row(engine, start, first)))
-    pieces += _by_hours(engine, first // HOUR, last // HOUR)
-    if last < end and state is not None:
-        rest = state.until(engine, end, last) if last == open_from else _row_by_row(engine, last, end)
+    with engine.connect() as connection:
+        for span, begin, after in _spans(first // HOUR, last // HOUR):
+            pieces.append(_closed(connection, span, begin, after))
+    if last < end:
+        rest = state.until(engine, end, last) if last == state.end else _row_by_row(engine, last, end)
         pieces.append(summed(rest))
     return _together(pieces)
+
+
+def _spans(first: int, after: int) -> Iterator[tuple[int, int, int]]:
+    """The hours from `first` until before `after` as few sums: their span, from which hour until before which. The very
+    first stands by itself, since its sessions are counted whole, and of all others those that are new."""
+    day, last_day = -(-first // _DAY) * _DAY, after // _DAY * _DAY
+    if day >= last_day:
+        yield from ((1, begin, over) for begin, over in ((first, first + 1), (first + 1, after)) if begin < over)
+        return
+    beginning = first + 1 if first < day else day + _DAY
+    yield (1, first, beginning) if first < day else (_DAY, day, beginning)
+    if beginning < day:
+        yield 1, beginning, day
+    if max(day, beginning) < last_day:
+        yield _DAY, max(day, beginning), last_day
+    if last_day < after:
+        yield 1, last_day, after
 
 
 def _together(pieces: Iterable[list[Total]]) -> list[Total]:
@@ -104,23 +129,31 @@ def _row_by_row(engine: Engine, start: int, end: int) -> list[Line]:
     return accounts.close()
 
 
-def _by_hours(engine: Engine, first: int, after: int) -> list[list[Total]]:
-    """The closed hours from `first` until before `after`: the first by itself, and all others in one."""
-    keys = (_USAGE.c.kind, _USAGE.c.user, _USAGE.c.model, _USAGE.c.project)
+def _sums_of(span: int, begin: int, after: int) -> Select[Any]:
+    """One row for each kind, user, model and project of the sums of a span from hour `begin` until before `after`."""
 
     def unknown_if_any(column: Any) -> Any:
         return case((func.count(column) == func.count(), func.sum(column)), else_=None)
 
-    sums = [func.sum(_USAGE.c[name]) for name in ("sessions", "starts", "eighth_seconds", "charge_micros")]
+    sessions = func.sum(case((_USAGE.c.hour == begin, _USAGE.c.sessions), else_=_USAGE.c.starts))
+    sums = [func.sum(_USAGE.c[name]) for name in ("starts", "eighth_seconds", "charge_micros")]
     sums += [unknown_if_any(_USAGE.c[name]) for name in ("cost_micros", "energy_mj", "co2_ug")]
-    query = select(*keys, *sums).group_by(*keys)
+    hours = (_USAGE.c.span == span, _USAGE.c.hour >= begin, _USAGE.c.hour < after)
+    return select(*_KEYS, sessions, *sums).where(*hours).group_by(*_KEYS)
 
+
+def _closed(connection: Connection, span: int, begin: int, after: int) -> list[Total]:
     def whole(value: Any) -> Any:  # PostgreSQL's sums of bigint are decimal
         return value if value is None or isinstance(value, str) else int(value)
 
-    with engine.connect() as connection:
-        parts = [query.where(_USAGE.c.hour == first), query.where(_USAGE.c.hour > first, _USAGE.c.hour < after)]
-        return [[Total(*map(whole, row)) for row in connection.execute(part)] for part in parts]
+    return [Total(*map(whole, row)) for row in connection.execute(_sums_of(span, begin, after))]
+
+
+def _close_days(connection: Connection, begin: int, after: int) -> None:
+    """Sum up the days that ended within closed hours."""
+    for day in range(begin // _DAY * _DAY, after // _DAY * _DAY, _DAY):
+        hours = _sums_of(1, day, day + _DAY).add_columns(literal(_DAY), literal(day))
+        connection.execute(insert(_USAGE).from_select([*_COLUMNS, "span", "hour"], hours))
 
 
 @dataclass
@@ -177,7 +210,7 @@ def close_hours(engine: Engine) -> bool:
         while ahead is not None and ahead.at_ms < accounts.end * 1000:
             accounts.add((ahead,))
             row, count, ahead = ahead.id, count + 1, next(rows, None)
-        found += [{"hour": accounts.start // HOUR, **vars(total)} for total in summed(accounts.close())]
+        found += [{"span": 1, "hour": accounts.start // HOUR, **vars(total)} for total in summed(accounts.close())]
         if accounts.end >= until or count >= _ROWS or len(found) >= _ROWS:
             break
         accounts = accounts.after(accounts.end + HOUR)
@@ -188,6 +221,7 @@ def close_hours(engine: Engine) -> bool:
             return True  # another service did it in this moment
         for at in range(0, len(found), 500):
             connection.execute(insert(_USAGE), found[at : at + 500])
+        _close_days(connection, begin // HOUR, accounts.end // HOUR)
     return accounts.end < until
 
 
@@ -197,9 +231,3 @@ def _written(connection: Connection, before: str | None, content: str) -> bool:
         return True
     query = update(_MARKS).where(_MARKS.c.name == _MARK, _MARKS.c.value == before).values(value=content)
     return int(connection.execute(query).rowcount) == 1
-
-
-def forget(connection: Connection) -> None:
-    """Forget all sums; they are worked out again from the ledger."""
-    connection.execute(_USAGE.delete())
-    connection.execute(_MARKS.delete().where(_MARKS.c.name == _MARK))

@@ -1,4 +1,4 @@
-"""What was used by the hour, worked out from the ledger, and the project that a session counts to."""
+"""What was used by the hour and day, worked out from the ledger, and the project that a session counts to."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def upgrade() -> None:
         op.add_column(table, sa.Column("project", sa.String(255)))
     op.create_table(
         "usage",
+        sa.Column("span", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("hour", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("kind", sa.String(16), primary_key=True),
         sa.Column("user", sa.String(255), primary_key=True),
