@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from tornado import web
@@ -53,3 +54,24 @@ class ServiceDown(Refused):
             "Running servers keep their shares. Please try again in a minute.",
             code="unavailable",
         )
+
+
+class _InOneLine(logging.Filter):
+    """Takes the traceback off what is logged of a refusal: a person chose what is not to be had, nothing is broken."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        refused = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if isinstance(refused, Refused) and refused.status_code < 500:
+            record.msg, record.args = f"{record.getMessage()}: {refused.jupyterhub_message}", ()
+            record.exc_info = record.exc_text = None
+            record.levelno, record.levelname = logging.INFO, "INFO"
+        return True
+
+
+_IN_ONE_LINE = _InOneLine()
+
+
+def log_refusals_in_a_line() -> None:
+    """In JupyterHub's own logs, which otherwise have pages of tracebacks for each refused choice."""
+    for name in ("JupyterHub", "tornado.application"):
+        logging.getLogger(name).addFilter(_IN_ONE_LINE)  # the same one again is not added

@@ -20,7 +20,7 @@ from gpuspawner.share import GPUShare
 from gpuspawner.spawner import form
 from gpuspawner.spawner.client import Json, ServiceClient
 from gpuspawner.spawner.environments import Environment
-from gpuspawner.spawner.errors import Refused
+from gpuspawner.spawner.errors import Refused, log_refusals_in_a_line
 from gpuspawner.spawner.obtain import to_the_end
 from gpuspawner.spawner.options import Choice, invalid, options_from_form, read_link
 from gpuspawner.spawner.steps import Failure, Steps
@@ -85,6 +85,7 @@ class SharedSpawner(LoggingConfigurable):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        log_refusals_in_a_line()
         self.steps = Steps()
         self.failure: Failure | None = None
         self.link = form.Link()

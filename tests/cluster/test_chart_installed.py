@@ -102,8 +102,8 @@ def release(own_cluster: OwnCluster, helm: Helm, volumes: None) -> Iterator[Inst
 @pytest.fixture(scope="module")
 def ann(release: Installed) -> Iterator[User]:
     user = Hub(release).user("ann")  # type: ignore[arg-type]
-    with user.browser:  # nothing to stop at the end: by then there is no hub
-        yield user
+    yield user
+    user.browser.close()  # nothing to stop: by then there is no hub
 
 
 @pytest.fixture(scope="module")

@@ -122,11 +122,16 @@ def test_a_start_that_fails_leaves_nothing_and_the_next_may_be_without_a_card(hu
     ],
 )
 def test_what_cannot_be_chosen_is_a_400_that_names_it(hub: Hub, options: dict[str, object], said: str) -> None:
+    log = hub.stack.state / "logs" / "hub.log"
+    before = len(log.read_text())
     with hub.user("cyd") as cyd:
         answer = cyd.ask(options)
         assert answer.status_code == 400, answer.text
         assert said in answer.json()["message"]
+        page = cyd.submit({"share": "3/8"})
+        assert page.status_code in (400, 302), page.text  # 302 to the page that tells it, on a slow machine
         assert cyd.sessions() == []
+    assert "Traceback" not in log.read_text()[before:], "nothing is broken"
 
 
 def test_two_starts_of_one_server_at_the_same_moment_are_one(hub: Hub) -> None:
