@@ -64,6 +64,7 @@ def lab(tmp_path: Path) -> House:
         ("- 1", "version"),
         ("version: [", ""),
         ("[" * 5000, ""),
+        ("#" * 1_100_000, ""),
     ],
 )
 def test_a_bad_file_is_refused_by_place(text: str, place: str) -> None:
