@@ -19,6 +19,7 @@ export GPUSPAWNER_RUNTIME ?= $(if $(wildcard $(STAMPS)/torch),$(CURDIR)/$(TORCH)
 simulation_src := $(wildcard gpuspawner/simulation/Makefile $(shell find gpuspawner/simulation/src -type f 2>/dev/null))
 limits_src := $(wildcard gpuspawner/node/limits/Makefile $(shell find gpuspawner/node/limits -type f \( -name '*.c' -o -name '*.h' -o -name '*.map' \) 2>/dev/null))
 lab_src := $(shell find extensions/lab/src extensions/lab/style -type f 2>/dev/null) $(wildcard extensions/lab/tsconfig*.json)
+page_src := $(shell find extensions/admin/src extensions/admin/style -type f -not -path '*/__tests__/*' 2>/dev/null) extensions/admin/build.mjs $(wildcard extensions/lab/src/format.ts extensions/lab/src/eighths.tsx extensions/lab/style/*.css)
 lab_py := $(shell find extensions/lab/gpuspawner_lab extensions/lab/jupyter-config -type f -not -path '*/labextension/*' -not -path '*/__pycache__/*' 2>/dev/null)
 
 .PHONY: help up runtime stop status test test-hub5 test-runtime test-cluster soak lint docs check-c cluster images bench setup setup-dev lock clean
@@ -64,7 +65,7 @@ check-c: setup-dev ## check the C code: cppcheck, clang-tidy, sanitizers, rubbis
 cluster: setup-dev $(STAMPS)/cluster ## run a Kubernetes cluster for tests until Ctrl-C, and print its kubeconfig (as root)
 	@$(PY) -m tests.support.cluster $(CLUSTER_ARGS)
 
-images: $(STAMPS)/proxy $(STAMPS)/lab-build $(STAMPS)/cluster ## build the images of the chart with buildah (IMAGES_ARGS="--base IMAGE --prefix REGISTRY/gpuspawner-")
+images: $(STAMPS)/proxy $(STAMPS)/lab-build $(STAMPS)/page $(STAMPS)/cluster ## build the images of the chart with buildah (IMAGES_ARGS="--base IMAGE --prefix REGISTRY/gpuspawner-")
 	@tools/images $(IMAGES_ARGS)
 
 docs: setup-dev ## build the documentation into build/docs, warnings as errors
@@ -77,7 +78,7 @@ bench: setup-dev ## run every benchmark and print a table
 bench-%: setup-dev ## run one benchmark, e.g. make bench-resize
 	@$(PY) -m tests.bench $*
 
-setup: $(STAMPS)/runtime $(STAMPS)/package $(STAMPS)/proxy $(STAMPS)/simulation $(STAMPS)/limits $(STAMPS)/lab $(STAMPS)/bytecode ## set up all that `make up` needs
+setup: $(STAMPS)/runtime $(STAMPS)/package $(STAMPS)/proxy $(STAMPS)/simulation $(STAMPS)/limits $(STAMPS)/lab $(STAMPS)/page $(STAMPS)/bytecode ## set up all that `make up` needs
 
 setup-dev: $(STAMPS)/dev setup $(STAMPS)/bytecode-dev $(STAMPS)/browser $(STAMPS)/c-checkers $(STAMPS)/postgres ## set up all that `make test` needs
 
@@ -90,7 +91,7 @@ lock: $(STAMPS)/venv ## resolve the Python dependencies anew
 	$(UV) pip compile images/runtime/pyproject.toml requirements/torch.in --override requirements/torch-overrides.in --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra torch --extra test -c $(STAMPS)/same.txt --upgrade -q -o requirements/torch.txt
 
 clean: ## remove everything that set-up made here (not your notebooks: those are in the state folder)
-	rm -rf .venv $(TORCH) $(STAMPS) node_modules extensions/lab/node_modules extensions/lab/lib extensions/lab/gpuspawner_lab/labextension extensions/lab/*.tsbuildinfo
+	rm -rf .venv $(TORCH) $(STAMPS) node_modules extensions/lab/node_modules extensions/lab/lib extensions/lab/gpuspawner_lab/labextension extensions/lab/*.tsbuildinfo gpuspawner/service/panel/static
 	rm -rf gpuspawner/simulation/bin gpuspawner/node/limits/bin test-output build/docs
 
 # -- set-up, a stamp for each step ------------------------------------------------------------------------
@@ -144,6 +145,12 @@ $(STAMPS)/lab-modules: extensions/lab/package.json extensions/lab/package-lock.j
 $(STAMPS)/lab-build: $(STAMPS)/lab-modules $(lab_src) | $(STAMPS)/runtime
 	@echo "== Lab extension: build"
 	@said=$$(cd extensions/lab && npm run -s build 2>&1) || { echo "$$said" >&2; exit 1; }
+	@touch $@
+
+# The page about cards that the service serves, with the packages of the Lab extension.
+$(STAMPS)/page: $(STAMPS)/lab-modules $(page_src)
+	@echo "== page about cards: build"
+	@node extensions/admin/build.mjs
 	@touch $@
 
 $(STAMPS)/lab: $(STAMPS)/lab-build $(lab_py) extensions/lab/pyproject.toml | $(STAMPS)/package

@@ -27,7 +27,7 @@ def service(url: str, token: str) -> dict[str, Any]:
         "name": SERVICE,
         "url": url,
         "api_token": token,
-        "display": False,
+        "display": True,
         "oauth_no_confirm": True,
         "oauth_client_allowed_scopes": [
             "custom:gpuspawner:read",

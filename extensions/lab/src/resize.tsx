@@ -2,6 +2,7 @@
 
 import * as React from 'react';
 
+import { EighthsBar } from './eighths';
 import * as format from './format';
 import { chosen, consequence, Eighths, eighthsOf, Held, shrinks, State, view } from './state';
 import type { Option, Session } from './types';
@@ -63,21 +64,16 @@ export function CardBar(props: {
     : `${session.eighths} of 8 eighths yours; how many others hold is unknown`;
   return (
     <div>
-      <div
-        className="jp-gpu-eighths"
-        role="img"
-        aria-label={words}
-        data-live={onWant !== undefined}
+      <EighthsBar
+        cells={parts(known, session.eighths, wanted).map(part => ({ part }))}
+        words={words}
+        live={onWant !== undefined}
         onPointerDown={event => {
           event.currentTarget.setPointerCapture?.(event.pointerId);
           pick(event);
         }}
         onPointerMove={pick}
-      >
-        {parts(known, session.eighths, wanted).map((part, index) => (
-          <span key={index} data-part={part} />
-        ))}
-      </div>
+      />
       <div className="jp-gpu-legend" aria-hidden="true">
         <span data-part="own">{format.eighths(session.eighths)} yours</span>
         {known ? (

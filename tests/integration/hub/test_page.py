@@ -52,8 +52,10 @@ def first_events(browser: Browser, headers: dict[str, str]) -> dict[str, Any]:
     raise AssertionError(found)
 
 
-def test_the_page_signs_in(hub: Stack) -> None:
+def test_the_page_is_in_the_navigation_and_signs_in(hub: Stack) -> None:
     with hub.browser("ann") as ann:
+        home = ann.get("/hub/home").text
+        assert re.search(rf'href="{PAGE}"[^>]*>GPU cards<', home), home
         headers = opened(ann)
         seen = first_events(ann, headers)
         assert seen["hello"] == {"user": "ann", "admin": False, "all": False}

@@ -1,0 +1,46 @@
+import type { Card, Session } from '../types';
+
+export const GIB = 2 ** 30;
+
+export function card(changes: Partial<Card> = {}): Card {
+  return {
+    uuid: 'GPU-1',
+    node: 'n1',
+    index: 0,
+    name: 'NVIDIA H100 80GB HBM3',
+    model: 'h100-80gb',
+    simulated: false,
+    memory: 80 * GIB,
+    memory_used: 12 * GIB,
+    utilization: 34,
+    temperature: 41,
+    power: 71.4,
+    health: 'ok',
+    health_reason: null,
+    grade: 'guarded',
+    held: 0,
+    free: 8,
+    cordon: null,
+    ...changes
+  };
+}
+
+export function session(changes: Partial<Session> = {}): Session {
+  return {
+    id: 's-1',
+    user: 'ann',
+    server: '',
+    state: 'running',
+    share: '1/4',
+    eighths: 2,
+    cards: ['GPU-1'],
+    model: 'h100-80gb',
+    memory: 20 * GIB,
+    memory_used: null,
+    price: '0.70',
+    currency: 'EUR',
+    created: '2026-01-01T12:00:00+00:00',
+    burst: false,
+    ...changes
+  };
+}

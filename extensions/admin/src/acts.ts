@@ -1,0 +1,128 @@
+/** The acts that there are, over the service's REST API. */
+
+import * as format from '../../lab/src/format';
+import type { Act, Done } from './act';
+import type { Api } from './api';
+import type { Cordon, Option, Session } from './types';
+import { whose } from './words';
+
+interface Target {
+  kind: 'card' | 'node';
+  name: string;
+}
+
+function said(target: Target, title: string): string {
+  return target.kind === 'node' ? `Node ${target.name}` : title;
+}
+
+async function lifted(api: Api, target: Target, title: string, reason: string, before: Cordon | null): Promise<Done> {
+  await api.change('POST', '/cordons/lift', { ...target }, reason);
+  return {
+    message: `${said(target, title)} is in use again.`,
+    undo: before && (() => cordoned(api, target, title, before.reason, null, null))
+  };
+}
+
+async function cordoned(
+  api: Api,
+  target: Target,
+  title: string,
+  reason: string,
+  seconds: number | null,
+  before: Cordon | null
+): Promise<Done> {
+  await api.change('POST', '/cordons', { ...target, reason, drain_seconds: seconds }, reason);
+  const message =
+    seconds === null
+      ? `${said(target, title)} takes nothing new.`
+      : `${said(target, title)} takes nothing new; its sessions end ${seconds ? `in ${format.duration(seconds * 1000)}` : 'now'}.`;
+  const undo = before
+    ? () => cordoned(api, target, title, before.reason, null, null)
+    : () => lifted(api, target, title, `undone: ${reason}`, null);
+  return { message, undo: seconds === 0 ? null : undo };
+}
+
+export function cordon(api: Api, target: Target, title: string): Act {
+  return {
+    title: `Take ${said(target, title)} out of use`,
+    meaning: 'Nothing starts or grows there from now on. What runs there stays.',
+    verb: 'Take out of use',
+    reason: true,
+    run: reason => cordoned(api, target, title, reason, null, null)
+  };
+}
+
+export function drain(api: Api, target: Target, title: string, sessions: number, before: Cordon | null): Act {
+  const those = sessions === 1 ? 'the session' : `the ${sessions} sessions`;
+  return {
+    title: `Drain ${said(target, title)}`,
+    meaning: `Nothing new starts there, and ${those} there will be ended. Their users are told at once, with the reason.`,
+    verb: 'Drain',
+    reason: true,
+    danger: true,
+    choice: {
+      label: 'Their sessions end',
+      name: 'grace',
+      first: '900',
+      choices: [
+        { value: '900', text: 'in 15 minutes' },
+        { value: '3600', text: 'in an hour' },
+        { value: '86400', text: 'in a day' },
+        { value: '0', text: 'now (cannot be undone)' }
+      ]
+    },
+    run: (reason, grace) => cordoned(api, target, title, reason, Number(grace), before)
+  };
+}
+
+export function lift(api: Api, target: Target, title: string, before: Cordon): Act {
+  return {
+    title: `Take ${said(target, title)} back into use`,
+    meaning: before.ends ? 'New sessions may start there again, and those that run there stay.' : 'New sessions may start there again.',
+    verb: 'Take back into use',
+    reason: true,
+    run: reason => lifted(api, target, title, reason, before)
+  };
+}
+
+async function resized(api: Api, session: Session, from: string, to: string, reason: string): Promise<Done> {
+  await api.change('PATCH', `/sessions/${encodeURIComponent(session.id)}`, { share: to }, reason);
+  return {
+    message: `${whose(session)} has ${format.shownShare(to)} of the card now, ${format.shownShare(from)} before.`,
+    undo: () => resized(api, session, to, from, reason && `undone: ${reason}`)
+  };
+}
+
+export function resize(api: Api, session: Session, options: Option[], reason: boolean): Act {
+  return {
+    title: `Resize the share of ${whose(session)}`,
+    meaning: 'The kernels keep running. A smaller share is refused while more memory is in use.',
+    verb: 'Resize',
+    reason,
+    choice: {
+      label: 'New share',
+      name: 'share',
+      first: session.share,
+      choices: options.map(option => ({
+        value: option.share,
+        text: `${option.share === '1' ? 'whole card' : option.share} · ${format.gib(option.memory_bytes)} GiB · ${format.price(option.price_per_hour, session.currency)}`,
+        why: option.current ? null : option.available ? null : (option.reason ?? 'Not free now.')
+      }))
+    },
+    run: (why, share) => resized(api, session, session.share, share, why)
+  };
+}
+
+export function end(api: Api, session: Session): Act {
+  return {
+    title: `End the session of ${whose(session)}`,
+    meaning: 'Its processes are ended at once and its share is free again. What was not saved is lost; this cannot be undone.',
+    verb: 'End the session',
+    reason: true,
+    danger: true,
+    run: async reason => {
+      await api.change('DELETE', `/sessions/${encodeURIComponent(session.id)}`, undefined, reason);
+      return { message: `The session of ${whose(session)} was ended.`, undo: null };
+    }
+  };
+}

@@ -1,0 +1,98 @@
+/** What the service sends; field for field as it names it. Unknown is null. */
+
+export interface Cordon {
+  kind: 'card' | 'node';
+  name: string;
+  by: string;
+  reason: string;
+  since: string;
+  ends: string | null;
+}
+
+export interface Card {
+  uuid: string;
+  node: string;
+  index: number;
+  name: string;
+  model: string;
+  simulated: boolean;
+  memory: number;
+  memory_used: number | null;
+  utilization: number | null;
+  temperature: number | null;
+  power: number | null;
+  health: 'ok' | 'warning' | 'failed' | 'unknown';
+  health_reason: string | null;
+  grade: string;
+  /** Eighths in force, whoever holds them. */
+  held: number;
+  free: number;
+  cordon: Cordon | null;
+}
+
+export interface Session {
+  id: string;
+  user: string;
+  server: string;
+  state: string;
+  share: string;
+  /** On each of its cards. */
+  eighths: number;
+  cards: string[];
+  model: string;
+  memory: number | null;
+  memory_used: number | null;
+  price: string;
+  currency: string;
+  created: string;
+  burst: boolean;
+}
+
+export interface Hello {
+  user: string | null;
+  admin: boolean;
+  all: boolean;
+}
+
+export interface Option {
+  share: string;
+  memory_bytes: number | null;
+  price_per_hour: string | null;
+  available: boolean;
+  reason: string | null;
+  current: boolean;
+}
+
+export interface CostSum {
+  name: string;
+  sessions: number;
+  eighth_seconds: number;
+  charge: string;
+  cost: string | null;
+  energy_mj: number | null;
+  co2_ug: number | null;
+}
+
+export interface CostReport {
+  start: string;
+  end: string;
+  by: string;
+  currency: string;
+  sums: CostSum[];
+  idle: CostSum | null;
+  node_cost: string | null;
+  charge: string;
+}
+
+export interface AuditEntry {
+  id: number;
+  at: string;
+  actor: string;
+  action: string;
+  user: string;
+  session: string;
+  asked: unknown;
+  why: string;
+  source: string;
+  status: number;
+}
