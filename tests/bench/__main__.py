@@ -31,6 +31,8 @@ GOALS = {
     "ledger-report": "<= 1",
     "linear": "<= 3",
     "panel-lag": "<= 1500 (p95)",
+    "panel-long-task": "<= 50",
+    "panel-paint": "<= 1000",
     "park": "below dill",
     "queue-replay": "<= 60",
     "queue-value": "shown",

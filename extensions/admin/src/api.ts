@@ -42,6 +42,7 @@ export class Api {
   /** Keep the store up to date until `over` is aborted. */
   async follow(store: Store, over: AbortSignal): Promise<void> {
     let last: string | null = null;
+    this.store = store;
     for (let tries = 0; !over.aborted; ) {
       const line = new AbortController();
       const stop = (): void => line.abort();
@@ -143,11 +144,15 @@ export class Api {
       throw new Refused(0, 'unreachable', 'The service cannot be reached. Nothing was changed, or nobody can say.');
     }
     if (!answer.ok) {
+      if (answer.status === 401) {
+        this.store?.connect({ phase: 'signed-out', message: null, retry: null });
+      }
       throw await refused(answer);
     }
     return (await answer.json()) as T;
   }
 
+  private store: Store | null = null;
   private last: string | null = null;
   private again: () => void = () => undefined;
 }

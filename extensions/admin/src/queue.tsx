@@ -28,12 +28,15 @@ interface Waiting {
   in_time: boolean | null;
 }
 
-/** How long somebody may still have to wait, as far as anybody can say. */
-export function expected(low: number | null, high: number | null): string {
+/** How long somebody who has waited so long may still have to, as far as anybody can say. All in seconds. */
+export function expected(low: number | null, high: number | null, waited: number): string {
   if (low === null || high === null) {
     return format.UNKNOWN_WORD;
   }
-  const [from, to] = [format.duration(low * 1000), format.duration(high * 1000)];
+  if (waited > high) {
+    return 'longer than expected';
+  }
+  const [from, to] = [low, high].map(each => format.duration(Math.max(0, each - waited) * 1000)) as [string, string];
   return from === to ? to : `${from} to ${to}`;
 }
 
@@ -102,7 +105,7 @@ function Table(props: { waiting: Waiting[]; length: number; onOpen: (open: Open)
               <td>{format.heldShare(each.share)}</td>
               <td>{each.kind}</td>
               <td>{format.duration(each.waited_seconds * 1000)}</td>
-              <td>{expected(each.expected_low_seconds, each.expected_high_seconds)}</td>
+              <td>{expected(each.expected_low_seconds, each.expected_high_seconds, each.waited_seconds)}</td>
               <td>
                 {each.reason}
                 {each.deadline && (

@@ -12,13 +12,31 @@ import { carbon, energy, moment } from './words';
 
 /** So many lines are drawn; more are found by the search. */
 const SHOWN = 200;
-const BY = { user: 'User', group: 'Group', session: 'Session', model: 'Model' };
+const BY = { user: 'User', group: 'Group', project: 'Project', session: 'Session', model: 'Model' };
+
+export const PERIODS = { month: 'This month', today: 'Today', week: 'The last 7 days', other: 'Another month' };
+export type Period = keyof typeof PERIODS;
+
+/** Where a period begins, in seconds since the epoch; left out where it is a month. By the viewer's midnight. */
+export function begin(period: Period, now: number): string | undefined {
+  const midnight = new Date(now);
+  midnight.setHours(0, 0, 0, 0);
+  if (period === 'week') {
+    midnight.setDate(midnight.getDate() - 6);
+  }
+  return period === 'today' || period === 'week' ? String(Math.floor(midnight.getTime() / 1000)) : undefined;
+}
 
 export function Spending(props: { api: Api; admin: boolean; onOpen: (open: Open) => void }): React.JSX.Element {
   const [by, setBy] = React.useState<keyof typeof BY>('user');
   const [month, setMonth] = React.useState('');
+  const [period, setPeriod] = React.useState<Period>('month');
   const [words, setWords] = React.useState('');
-  const [asked, again] = useAsked<CostReport>(props.api, '/cost', { by, month: month || undefined });
+  const [asked, again] = useAsked<CostReport>(props.api, '/cost', {
+    by,
+    month: (period === 'other' && month) || undefined,
+    start: begin(period, Date.now())
+  });
   const report = asked.value;
   const sums = report?.sums.filter(sum => sum.name.toLowerCase().includes(words.trim().toLowerCase())) ?? [];
   return (
@@ -38,13 +56,27 @@ export function Spending(props: { api: Api; admin: boolean; onOpen: (open: Open)
               </option>
             ))}
         </select>
-        <input
-          type="month"
+        <select
           className="gpa-select"
-          aria-label="Month; left empty, this one"
-          value={month}
-          onChange={event => setMonth(event.currentTarget.value)}
-        />
+          aria-label="Time"
+          value={period}
+          onChange={event => setPeriod(event.currentTarget.value as Period)}
+        >
+          {Object.entries(PERIODS).map(([name, title]) => (
+            <option key={name} value={name}>
+              {title}
+            </option>
+          ))}
+        </select>
+        {period === 'other' && (
+          <input
+            type="month"
+            className="gpa-select"
+            aria-label="Month; left empty, this one"
+            value={month}
+            onChange={event => setMonth(event.currentTarget.value)}
+          />
+        )}
         <Search label={`Find a ${BY[by].toLowerCase()}`} value={words} onChange={setWords} />
       </div>
       <div className="gpa-page" aria-busy={asked.phase === 'loading'}>

@@ -1,6 +1,7 @@
 import { Parser, pause } from '../events';
 import * as link from '../link';
 import { expected } from '../queue';
+import { begin } from '../spending';
 import { cardRows, offsets, rowAt, sessionRows } from '../rows';
 import { Store } from '../store';
 import type { Card, Session } from '../types';
@@ -140,10 +141,19 @@ describe('addresses', () => {
   });
 });
 
+describe('periods', () => {
+  it('begin at midnight', () => {
+    const noon = new Date(2026, 2, 3, 12).getTime();
+    expect(begin('today', noon)).toBe(String(new Date(2026, 2, 3).getTime() / 1000));
+    expect(begin('week', noon)).toBe(String(new Date(2026, 1, 25).getTime() / 1000));
+    expect(begin('month', noon)).toBeUndefined();
+  });
+});
+
 describe('figures', () => {
   it('say unknown and not 0', () => {
-    expect([energy(null), carbon(null), expected(null, 5)]).toEqual(['unknown', 'unknown', 'unknown']);
+    expect([energy(null), carbon(null), expected(null, 5, 0)]).toEqual(['unknown', 'unknown', 'unknown']);
     expect([energy(7.2e9), energy(0), carbon(1_500_000_000), carbon(0)]).toEqual(['2.0 kWh', '0 J', '1.5 kg', '0.00 g']);
-    expect([expected(60, 600), expected(5, 5)]).toEqual(['1 min to 10 min', '5 s']);
+    expect([expected(120, 660, 60), expected(5, 5, 0), expected(5, 9, 10)]).toEqual(['1 min to 10 min', '5 s', 'longer than expected']);
   });
 });
