@@ -71,6 +71,8 @@ if settings.runtime is not None:  # `make runtime` has made it
 c.Spawner.http_timeout = 120
 c.Spawner.start_timeout = 150  # the server's own time, and what comes before it
 c.Spawner.poll_interval = 5
+# who waits in the queue is a start under way for the hub: not so many that nobody else could start
+c.JupyterHub.concurrent_spawn_limit = 0
 
 # -- the service and who may do what with it
 c.JupyterHub.services = [hub.service(at(settings.service_port), settings.secret("service_token"))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 
 from gpuspawner.errors import NoRoom, NotFound
@@ -93,6 +94,21 @@ def places_for_several(share: GPUShare, states: Sequence[CardState]) -> int:
     """How many sessions could start with several whole cards each; those of one session are in one node."""
     whole = Counter(state.node for state in states if state.places(EIGHTHS_PER_CARD) and _joins(state, share))
     return sum(count // share.cards for count in whole.values())
+
+
+def could_ever_start(share: GPUShare, states: Sequence[CardState], card: str | None = None) -> bool:
+    """Whether `share` would fit if nobody held anything of the cards that are in service."""
+    free = [
+        replace(state, free_eighths=EIGHTHS_PER_CARD, fits=None)
+        for state in states
+        if (state.only_whole is None or share.eighths_per_card == EIGHTHS_PER_CARD)
+        and state.health.state != "failed"
+        and not state.cordoned
+    ]
+    try:
+        return bool(place(share, free, card))
+    except (NoRoom, NotFound):
+        return False
 
 
 def _joins(state: CardState, share: GPUShare) -> bool:

@@ -152,10 +152,11 @@ def expected_waits(
     otherwise: float,
     horizon: float = 7 * 24 * _HOUR,
     until: str | None = None,
+    most: int | None = None,
 ) -> dict[str, float]:
     """Seconds until each who waits will have started, if nobody else comes and all run as long as is known of them,
     `otherwise` where nothing is; who does not start within `horizon` is not in it. `until`: it is enough to know that
-    one. The board stays as it is."""
+    one; `most`: to know so many, those who start first. The board stays as it is."""
     everybody = [*(each.asked for each in board.running.values()), *board.waiting.values()]
     work = {asked.session: asked.seconds for asked in everybody if asked.seconds is not None}
     found: dict[str, float] = {}
@@ -166,7 +167,8 @@ def expected_waits(
 
     clock = Clockwork(copy.deepcopy(board), rules, now, work=work, otherwise=otherwise, heard=hear)
     clock.decide()
-    while until not in found if until is not None else len(found) < len(board.waiting):
+    enough = len(board.waiting) if most is None else min(most, len(board.waiting))
+    while until not in found if until is not None else len(found) < enough:
         when = clock.next_event()
         if when > now + horizon:
             break

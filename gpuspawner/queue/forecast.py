@@ -55,6 +55,10 @@ class Record:
         """How long sessions run of which nothing is known (the median); `otherwise` while too few have ended."""
         return sorted(self._runs)[len(self._runs) // 2] if len(self._runs) >= LEAST else otherwise
 
+    def knows(self, kind: str) -> bool:
+        """Whether enough waits of a class are over to say anything."""
+        return len(self._ratios.get(kind, ())) >= LEAST
+
     def expected(self, kind: str, forecast: float | None, going: Iterable[tuple[float, float]] = ()) -> Expected | None:
         """The range for a new forecast; None where it is not known or may be longer than LONGEST. `going`: forecast and
         seconds until now of those of that class who wait still. Who has waited for longer than most did counts, or the

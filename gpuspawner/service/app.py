@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpuspawner import __version__
 from gpuspawner.errors import GPUSpawnerError, InvalidInput, NotAllowed, NotFound, Unavailable, shorten
+from gpuspawner.queue.forecast import Expected
 from gpuspawner.service import schemas, views
 from gpuspawner.service.auth import Action, Authenticator, Principal, signed_in
 from gpuspawner.service.ledger.routes import ledger_routes
@@ -35,10 +36,10 @@ from gpuspawner.service.requests.rate import RateLimit
 from gpuspawner.service.requests.records import Records
 from gpuspawner.service.requests.routes import request_routes
 from gpuspawner.service.sessions import SessionService, Watcher
-from gpuspawner.service.tables import QueueRow, SessionRow
+from gpuspawner.service.tables import SessionRow
 from gpuspawner.service.tariff import Pricing
 from gpuspawner.service.waiting import routes as waiting
-from gpuspawner.service.waiting.entries import Wish
+from gpuspawner.service.waiting.entries import Entry, Wish
 from gpuspawner.service.waiting.routes import queue_routes
 from gpuspawner.share import GPUShare
 
@@ -143,7 +144,12 @@ def _router(
             raise NotAllowed("Only administrators may see what other users are offered.")
         whose = user or caller.user
         view = View(Policy(), ()) if whose is None else book.view(whose)
-        found = views.offers(sessions.fleet, tariff, view, choose_card, burst)
+        kind = "interactive" if whose is None else book.kind_of(whose, None)
+
+        def would_wait(share: GPUShare) -> Expected | None:
+            return sessions.queue.would_wait(kind, share)
+
+        found = views.offers(sessions.fleet, tariff, view, choose_card, burst, would_wait)
         found.policy_problem = book.source.problem if caller.may("admin") else None
         return found
 
@@ -195,7 +201,7 @@ def _router(
             environment=body.environment,
             wish=wish,
         )
-        if isinstance(found, QueueRow):
+        if isinstance(found, Entry):
             place = waiting.shown(sessions.queue.place(found))
             return Response(
                 schemas.Waits(waiting=place).model_dump_json(), status_code=202, media_type="application/json"

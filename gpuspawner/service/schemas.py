@@ -60,7 +60,13 @@ class Offer(BaseModel):
     free_places: int = Field(description="how many sessions could start with it now")
     allowed: bool = Field(description="whether the policy gives it to whoever this is for")
     reason: str | None = Field(description="why it is not available")
-    expected_wait_seconds: int | None = Field(description="until it is available; null where nobody knows")
+    can_wait: bool = Field(default=False, description="whether a start may wait in the queue until it is available")
+    expected_wait_low_seconds: int | None = Field(
+        default=None, description="the shortest that such a wait will probably be; null where that is not known"
+    )
+    expected_wait_seconds: int | None = Field(
+        description="the longest that it will probably be; 0 where it is available, null where that is not known"
+    )
     default: bool
     grade: Grade
     resize: Resize = Field(description="what a change of the share means for a session that runs")

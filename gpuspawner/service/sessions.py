@@ -12,7 +12,7 @@ from collections import defaultdict
 
 from gpuspawner.errors import Conflict, GPUSpawnerError, NoRoom, NotFound, Unavailable
 from gpuspawner.fleet.base import Fleet, FleetChange, Grant, Launch, Notice, PodLaunch
-from gpuspawner.fleet.placement import place
+from gpuspawner.fleet.placement import could_ever_start, place
 from gpuspawner.idle import IdleTimes
 from gpuspawner.service.cordons import CordonBook
 from gpuspawner.service.idle import SMALLEST, IdleWatch
@@ -21,9 +21,9 @@ from gpuspawner.service.ledger.keeper import Keeper
 from gpuspawner.service.policy.book import Book
 from gpuspawner.service.policy.budgets import FRESH, Budgets
 from gpuspawner.service.store import LIVE, Store
-from gpuspawner.service.tables import QueueRow, SessionRow
-from gpuspawner.service.waiting.clerk import Clerk, could_ever_start
-from gpuspawner.service.waiting.entries import Wish
+from gpuspawner.service.tables import SessionRow
+from gpuspawner.service.waiting.clerk import Clerk
+from gpuspawner.service.waiting.entries import Entry, Wish
 from gpuspawner.share import GPUShare, share_error
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class SessionService:
         burst: bool = False,
         environment: str | None = None,
         wish: Wish | None = None,
-    ) -> tuple[SessionRow, Launch | PodLaunch, bool] | QueueRow:
+    ) -> tuple[SessionRow, Launch | PodLaunch, bool] | Entry:
         """Start a session for a user's server, on the card of uuid `card` if one is named; the last value says
         whether it is new. Who wishes to wait where there is no room does; then its row in the queue is returned. Raises
         Forbidden where the policy does not give it to the user.
@@ -160,7 +160,7 @@ class SessionService:
         *,
         burst: bool,
         environment: str | None,
-    ) -> tuple[SessionRow, Launch | PodLaunch, bool] | QueueRow:
+    ) -> tuple[SessionRow, Launch | PodLaunch, bool] | Entry:
         """A start in the order of the queue. Who does not wish to wait has what is free and kept for nobody, or
         raises NoRoom."""
         states = self.fleet.cards()

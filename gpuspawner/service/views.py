@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from datetime import UTC, datetime
 
 from gpuspawner.card import Card
 from gpuspawner.fleet.base import CardState, Fleet, Grant, Launch, Notice, PodLaunch
-from gpuspawner.fleet.placement import most_together, no_room_reason, places, places_for_several
+from gpuspawner.fleet.placement import could_ever_start, most_together, no_room_reason, places, places_for_several
+from gpuspawner.queue.forecast import Expected
 from gpuspawner.service import schemas
 from gpuspawner.service.cordons import THIS_MACHINE, Cordon
 from gpuspawner.service.policy.book import View
@@ -29,9 +30,16 @@ def iso(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def offers(fleet: Fleet, tariff: Pricing, view: View, choose_card: bool = False, burst: bool = False) -> schemas.Offers:
+def offers(
+    fleet: Fleet,
+    tariff: Pricing,
+    view: View,
+    choose_card: bool = False,
+    burst: bool = False,
+    waits: Callable[[GPUShare], Expected | None] = lambda _share: None,
+) -> schemas.Offers:
     """All shares of all models that the fleet has now, and its cards where one may be chosen. What the `view` does not
-    allow is there too, with the reason."""
+    allow is there too, with the reason. `waits`: what is expected of a wait for a share."""
     by_model: dict[str, list[CardState]] = {}
     states = fleet.cards()
     for state in states:
@@ -46,6 +54,8 @@ def offers(fleet: Fleet, tariff: Pricing, view: View, choose_card: bool = False,
             one = share.cards == 1
             theirs, forbidden = _theirs(view, share, cards)
             free = 0 if forbidden else _places(share, theirs)
+            can_wait = forbidden is None and (free > 0 or could_ever_start(share, theirs))
+            expected = waits(GPUShare(eighths, model)) if can_wait and not free else None
             found.append(
                 schemas.Offer(
                     share=share.amount,
@@ -59,8 +69,9 @@ def offers(fleet: Fleet, tariff: Pricing, view: View, choose_card: bool = False,
                     free_places=free,
                     allowed=forbidden is None,
                     reason=None if free else forbidden or no_room_reason(share, theirs),
-                    # what others hold may go on for as long as they like; only a queue could tell
-                    expected_wait_seconds=0 if free else None,
+                    can_wait=can_wait,
+                    expected_wait_low_seconds=None if expected is None else round(expected.low),
+                    expected_wait_seconds=0 if free else None if expected is None else round(expected.high),
                     default=False,
                     grade=min((state.grade for state in cards), key=_GRADES.index),
                     resize=cards[0].resize if one else "none",

@@ -55,9 +55,10 @@ class ServiceClient:
 
     async def start(
         self, user: str, server: str, share: str, model: str | None, **more: bool | str | None
-    ) -> tuple[Json, Json]:
+    ) -> tuple[Json, Json | None]:
         """A session for (user, server) and how to launch its server, on a cluster how to make its pod (POST /sessions).
-        `more`: burst, card and environment, left to the service where they are None."""
+        `more`: burst, card, environment and wait, left to the service where they are None. Where it has to wait, its
+        place in the queue and None."""
         asked: Json = {"user": user, "server": server, "share": share, "model": model}
         asked |= {key: value for key, value in more.items() if value is not None}
         try:
@@ -67,14 +68,22 @@ class ServiceClient:
                 field = "card" if more.get("card") else "model"
                 raise Refused(400, f"{field}: {refused.jupyterhub_message}", code=refused.code) from refused
             raise
+        if "waiting" in body:
+            return body["waiting"], None
         return body["session"], body.get("pod") or body["launch"]
 
+    async def place(self, session: str) -> Json:
+        """Where a session that waits stands (GET /queue/ID)."""
+        return await self.request("GET", f"/queue/{session}")
+
     async def live_sessions(self, user: str, server: str) -> list[Json]:
-        """Sessions of exactly (user, server) that hold something."""
-        body = await self.request("GET", "/sessions", params={"user": user, "server": server})
+        """Sessions of exactly (user, server) that hold something or wait for it."""
+        names = {"user": user, "server": server}
+        waiting = await self.request("GET", "/queue", params=names)
+        body = await self.request("GET", "/sessions", params=names)
         return [
             session
-            for session in body.get("sessions", [])
+            for session in [*waiting.get("queue", []), *body.get("sessions", [])]
             if session["user"] == user and session["server"] == server and session["state"] != "ended"
         ]
 

@@ -17,7 +17,7 @@ from gpuspawner.spawner.environments import OWN, Environment
 from gpuspawner.spawner.errors import Refused
 from gpuspawner.spawner.options import Choice
 from gpuspawner.spawner.steps import Failure
-from gpuspawner.spawner.words import memory_words, model_words, size_words
+from gpuspawner.spawner.words import memory_words, model_words, size_words, wait_words
 
 #: How firmly a share is held, for somebody who has never heard of it.
 GRADES = {
@@ -30,6 +30,7 @@ GRADES = {
 }
 _ADVICE = {
     "no_room": ("Choose a smaller share.", "Or try again later: a place is free as soon as somebody stops a server."),
+    "left_queue": ("Go back to the form, and choose again or wait again.",),
     "unavailable": ("Try again in a minute.", "If it stays so, tell whoever runs this hub."),
     "ended": (
         "Read the last lines of the server's log below.",
@@ -112,6 +113,7 @@ async def options_form(spawner: Any) -> str:
         failure=failure,
         no_card=spawner.offer_no_card,
         admin=bool(spawner.user.admin),
+        waits=spawner.longest_wait > 0,
     )
 
 
@@ -125,6 +127,7 @@ def merged(last: Choice, newest: Choice) -> Choice:
         newest.burst if newest.burst is not None else last.burst,
         card if share is None or share.cards else None,
         last.extra if newest.environment in (None, last.environment) else (),
+        newest.wait if newest.wait is not None else last.wait,
     )
 
 
@@ -139,8 +142,10 @@ def render(
     failure: Failure | None = None,
     no_card: bool = True,
     admin: bool = False,
+    waits: bool = False,
 ) -> str:
-    """The form's HTML from the service's answer to GET /offers and what is `chosen` beforehand."""
+    """The form's HTML from the service's answer to GET /offers and what is `chosen` beforehand. `waits`: who
+    chooses what is taken waits for it."""
     link, environments = link or Link(), environments or [OWN]
     offers, currency = answer.get("offers", []), answer.get("currency", "")
     value = preselected(offers, chosen, default_share, no_card=not answer.get("no_card_reason"))
@@ -157,7 +162,7 @@ def render(
         for each in environments
         if allowed is not None and each.name not in allowed
     }
-    shown = [_shown(offer, currency, value) for offer in offers]
+    shown = [_shown(offer, currency, value, waits) for offer in offers]
     if not problem and not offers and not no_card:
         problem = "This machine has no cards that can be shared out."
     names = [environment.name for environment in environments]
@@ -177,7 +182,9 @@ def render(
         no_card_chosen=value == "none",
         no_card_reason=no_card_reason,
         refused=refused,
-        startable=(no_card and not no_card_reason) or any(offer["available"] for offer in offers),
+        waits=any(offer["waits"] for offer in shown),
+        may_wait=waits,
+        startable=(no_card and not no_card_reason) or any(offer["available"] or offer["waits"] for offer in shown),
         environments=environments,
         environment=chosen.environment
         if chosen.environment in names and chosen.environment not in refused
@@ -260,15 +267,19 @@ def _value(offer: Json) -> str:
     return f"{offer['model']}:{offer['share']}"
 
 
-def _shown(offer: Json, currency: str, chosen: str | None) -> Json:
+def _shown(offer: Json, currency: str, chosen: str | None, waits: bool = False) -> Json:
     share = GPUShare.parse(offer["share"])
     price, places, available = offer["price_per_hour"], offer["free_places"], offer["available"]
     times = f"{share.cards} × " if share.cards > 1 else ""
     value = _value(offer)
     if not offer.get("allowed", True):
         note = offer["reason"]
+    elif offer.get("can_wait") and waits and not available:
+        told = {"expected_low_seconds": offer.get("expected_wait_low_seconds")}
+        told["expected_high_seconds"] = offer.get("expected_wait_seconds")
+        note = f"{offer['reason'] or 'Taken at the moment.'} You would wait. {wait_words(told)}"
     elif not available:
-        note = f"{offer['reason'] or 'Taken at the moment.'} {wait_words(offer.get('expected_wait_seconds'))}"
+        note = offer["reason"] or "Taken at the moment."
     elif places is None:
         note = "Free"
     else:
@@ -285,6 +296,7 @@ def _shown(offer: Json, currency: str, chosen: str | None) -> Json:
         "price": "price unknown" if price is None else f"{price} {currency} per hour",
         "note": note,
         "available": available,
+        "waits": waits and not available and bool(offer.get("can_wait")),
         "checked": value == chosen,
     }
 
@@ -296,15 +308,6 @@ def _card(card: Json) -> Json:
         "title": f"Card {card['index']}: {card['name']}, {free} of 8 eighths free",
         "available": free > 0,
     }
-
-
-def wait_words(seconds: int | None) -> str:
-    """How long until something is free, for people."""
-    if seconds is None:
-        return "Nobody can say when that changes."
-    if seconds < 90:
-        return "About a minute to wait."
-    return f"About {round(seconds / 60)} minutes to wait."
 
 
 def failure(happened: str, code: str, held: bool, log: tuple[str, ...]) -> Failure:

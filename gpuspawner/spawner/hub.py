@@ -101,6 +101,9 @@ def attach(c: Any, service_url: str, token_file: str, admins: Collection[str] = 
     `gpuspawner`, which the hub has among its `services` (`service` here).
     """
     c.JupyterHub.spawner_class = "kube-gpu"
+    # who waits in the queue is a start under way for the hub: not so many that nobody else could start
+    if "concurrent_spawn_limit" not in c.JupyterHub:
+        c.JupyterHub.concurrent_spawn_limit = 0
     c.JupyterHub.template_paths.insert(0, str(TEMPLATES))
     c.JupyterHub.custom_scopes.update(SCOPES)
     c.JupyterHub.load_roles.extend(roles(admins, culled=culled))

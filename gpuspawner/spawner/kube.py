@@ -129,7 +129,7 @@ class GPUKubeSpawner(SharedSpawner, KubeSpawner):  # type: ignore[misc, unused-i
 
     def start(self) -> Awaitable[str]:
         """Ask for a session and start its pod. Whatever goes wrong or cancels this, the session is given back."""
-        self._start_future = asyncio.ensure_future(self._start_session())
+        self._start_future = self._patient(self._start_session())
         return self._start_future
 
     async def _start_session(self) -> str:
@@ -172,10 +172,16 @@ class GPUKubeSpawner(SharedSpawner, KubeSpawner):  # type: ignore[misc, unused-i
             self._forget_profile()
             offered = await self.offered_environments()
             environment = self.wanted.environment or (offered[0].name if offered else None)
-            obtaining = obtain_session(
-                self.service, self.user.name, self.name, self.wanted, self.default_share, self.steps, environment
+            self._session, self._pod = await obtain_session(
+                self.service,
+                self.user.name,
+                self.name,
+                self.wanted,
+                self.default_share,
+                self.steps,
+                environment,
+                self.longest_wait,
             )
-            self._session, self._pod = await to_the_end(obtaining)
             if "labels" not in self._pod:
                 raise Refused(503, "The GPU service here serves one machine and no cluster.", code="unavailable")
             self.session_id = self._session["id"]
@@ -185,7 +191,8 @@ class GPUKubeSpawner(SharedSpawner, KubeSpawner):  # type: ignore[misc, unused-i
             chosen = f"Chosen: {self._session['share']} of {cards}." if cards else "No card, as you asked."
             self.steps.take("card", 40, chosen)
             try:
-                return await self._start_pod()
+                async with self._own_time():
+                    return await self._start_pod()
             except _PlaceAgain as again:
                 self.log.warning("Placing %s again (%s of %s): %s", self._log_name, attempt, ATTEMPTS, again)
                 if attempt == ATTEMPTS:

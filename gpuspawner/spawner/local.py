@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from gpuspawner.spawner import home, ports
 from gpuspawner.spawner.client import Json
 from gpuspawner.spawner.environments import OWN, Environment, choose, read_environments
 from gpuspawner.spawner.errors import Refused
-from gpuspawner.spawner.obtain import obtain_session, to_the_end
+from gpuspawner.spawner.obtain import obtain_session
 from gpuspawner.spawner.options import Choice, read_options
 from gpuspawner.spawner.ready import Looks
 from gpuspawner.spawner.shared import SharedSpawner, State, card_names
@@ -132,11 +133,12 @@ class LocalGPUSpawner(SharedSpawner, LocalProcessSpawner):  # type: ignore[misc,
 
     # -- start -----------------------------------------------------------------------------------------
 
-    async def start(self) -> tuple[str, int]:
-        """Ask for a session and launch the server in it.
+    def start(self) -> Awaitable[tuple[str, int]]:
+        """Ask for a session and launch the server in it. Whatever goes wrong or cancels this, the session is given
+        back."""
+        return self._patient(self._start_session())
 
-        Whatever goes wrong or cancels this, the session is given back.
-        """
+    async def _start_session(self) -> tuple[str, int]:
         self.steps, self.failure = Steps(), None
         self._may_hold = True
         self.proc = None
@@ -144,21 +146,19 @@ class LocalGPUSpawner(SharedSpawner, LocalProcessSpawner):  # type: ignore[misc,
         try:
             names = self.user.name, self.name
             environment = choose(self.known_environments, self.wanted.environment)
-            obtaining = obtain_session(
-                self.service, *names, self.wanted, self.default_share, self.steps, environment.name
+            session, launch = await obtain_session(
+                self.service,
+                *names,
+                self.wanted,
+                self.default_share,
+                self.steps,
+                environment.name,
+                self.longest_wait,
             )
-            session, launch = await to_the_end(obtaining)
             self.session_id = session["id"]
             self._save()
-            cards = card_names(session)
-            chosen = f"Chosen: {session['share']} of {cards}." if cards else "No card, as you asked."
-            self.steps.take("card", 40, chosen)
-            self.steps.take("environment", 50, f"{environment.title}, with your home folder.")
-            await asyncio.to_thread(home.prepare, Path(launch["home"]), launch["uid"], launch["gid"])
-            await closing
-            address: tuple[str, int] = self._launch(launch, environment)
-            self.steps.take("server", 60, f"The server is starting{f' on {cards}' if cards else ''}.")
-            await self._up(*address, cards)
+            async with self._own_time():
+                address = await self._launched(session, launch, environment, closing)
         except BaseException as error:
             if isinstance(error, Refused) and error.status_code == 400 and self.wanted == self.choice:
                 self.choice = Choice()  # it names what is not there any more
@@ -170,7 +170,23 @@ class LocalGPUSpawner(SharedSpawner, LocalProcessSpawner):  # type: ignore[misc,
             raise
         self.choice = self.wanted
         self._remember({**self.choice.options, "profile": profile_words(session)})
+        cards = card_names(session)
         self.steps.take("server", 95, f"The server{f' on {cards}' if cards else ''} is ready.")
+        return address
+
+    async def _launched(
+        self, session: Json, launch: Json, environment: Environment, closing: Awaitable[None]
+    ) -> tuple[str, int]:
+        """The address of the server, launched in its session and answering."""
+        cards = card_names(session)
+        chosen = f"Chosen: {session['share']} of {cards}." if cards else "No card, as you asked."
+        self.steps.take("card", 40, chosen)
+        self.steps.take("environment", 50, f"{environment.title}, with your home folder.")
+        await asyncio.to_thread(home.prepare, Path(launch["home"]), launch["uid"], launch["gid"])
+        await closing
+        address: tuple[str, int] = self._launch(launch, environment)
+        self.steps.take("server", 60, f"The server is starting{f' on {cards}' if cards else ''}.")
+        await self._up(*address, cards)
         return address
 
     def _close_ports(self) -> asyncio.Future[None]:

@@ -10,14 +10,17 @@ from typing import Any
 from gpuspawner.errors import GPUSpawnerError, InvalidInput, shorten
 from gpuspawner.share import NONE, GPUShare
 
-KEYS = ("share", "model", "environment", "burst", "card", "profile")
+KEYS = ("share", "model", "environment", "burst", "card", "wait", "profile")
 _LONGEST_PROFILE = 200
 _ENVIRONMENT = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?\Z", re.ASCII)
 _CARD = re.compile(r"[A-Za-z0-9-]{1,96}\Z", re.ASCII)
 _ENVIRONMENT_ALLOWED = "lower-case letters, digits and dashes, at most 40"
 #: What JupyterHub and its pages put into the addresses of the form themselves.
 _NOT_OURS = ("next", "display_name", "redirects")
-_BURST = {"on": True, "off": False, "true": True, "false": False, "1": True, "0": False}
+_TICKS = {"on": True, "off": False, "true": True, "false": False, "1": True, "0": False}
+
+
+_PARTS = ("share", "environment", "burst", "card", "wait")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,8 @@ class Choice:
     burst: bool | None = None
     card: str | None = None
     extra: tuple[tuple[str, str], ...] = ()
+    #: Whether to wait in the queue where there is no room; None: as a start that says nothing, which is refused.
+    wait: bool | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -40,7 +45,7 @@ class Choice:
             options["share"] = self.share.amount
             if self.share.model:
                 options["model"] = self.share.model
-        for key in ("environment", "burst", "card"):
+        for key in ("environment", "burst", "card", "wait"):
             if (value := getattr(self, key)) is not None:
                 options[key] = value
         return options
@@ -61,14 +66,15 @@ def read_options(options: Any) -> Choice:
     if profile is not None and (type(profile) is not str or len(profile) > _LONGEST_PROFILE):
         raise invalid("profile", profile, f"text of at most {_LONGEST_PROFILE} characters")
     share = _share(options.get("share"), options.get("model"))
-    burst = options.get("burst")
-    if burst is not None and type(burst) is not bool:
-        raise invalid("burst", burst, "true or false")
+    burst, wait = options.get("burst"), options.get("wait")
+    for key, value in (("burst", burst), ("wait", wait)):
+        if value is not None and type(value) is not bool:
+            raise invalid(key, value, "true or false")
     card = _text("card", options.get("card"), _CARD, "the uuid of a card")
     if share is not None and not share.cards and (card is not None or burst):
         raise invalid("card" if card else "burst", card or burst, f"none together with the share {NONE!r}")
     environment = _text("environment", options.get("environment"), _ENVIRONMENT, _ENVIRONMENT_ALLOWED)
-    return Choice(share, environment, burst, card)
+    return Choice(share, environment, burst, card, wait=wait)
 
 
 def _share(given: Any, model: Any) -> GPUShare | None:
@@ -107,9 +113,9 @@ def options_from_form(form: Mapping[str, list[Any]]) -> dict[str, Any]:
     share = options.get("share")
     if isinstance(share, str) and ":" in share and "model" not in options:
         options["model"], _, options["share"] = share.rpartition(":")
-    burst = options.get("burst")
-    if isinstance(burst, str):
-        options["burst"] = _BURST.get(burst.lower(), burst)
+    for key in ("burst", "wait"):
+        if isinstance(said := options.get(key), str):
+            options[key] = _TICKS.get(said.lower(), said)
     if options.get("share") == NONE:  # what was ticked about a card says nothing without one
         for key in ("burst", "card"):
             options.pop(key, None)
@@ -132,16 +138,10 @@ def read_link(query: Mapping[str, Sequence[bytes]]) -> tuple[Choice, list[str]]:
         except GPUSpawnerError as error:
             notices.append(f"The link cannot be followed in full. {error.message}")
             continue
-        choice = Choice(
-            *(new if new is not None else old for new, old in zip(_parts(read), _parts(choice), strict=True))
-        )
+        choice = replace(choice, **{name: new for name in _PARTS if (new := getattr(read, name)) is not None})
     if choice.share is not None and not choice.share.cards:
         choice = replace(choice, burst=None, card=None)
     return choice, notices[:5]
-
-
-def _parts(choice: Choice) -> tuple[Any, ...]:
-    return choice.share, choice.environment, choice.burst, choice.card
 
 
 def invalid(field: str, given: Any, allowed: str, what: str | None = None) -> InvalidInput:

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jupyterhub
 from jupyterhub.handlers.pages import SpawnHandler
 from sqlalchemy import inspect
-from traitlets import Bool, Instance, Unicode, default, observe, validate
+from traitlets import Bool, Instance, Integer, Unicode, default, observe, validate
 from traitlets.config import LoggingConfigurable
 
 from gpuspawner.errors import GPUSpawnerError
@@ -26,6 +26,7 @@ from gpuspawner.spawner.options import Choice, invalid, options_from_form, read_
 from gpuspawner.spawner.steps import Failure, Steps
 
 State = dict[str, Any]
+T = TypeVar("T")
 # a start begins within milliseconds of its form
 _CLAIM = 1.0
 
@@ -44,6 +45,7 @@ class SharedSpawner(LoggingConfigurable):  # type: ignore[misc, unused-ignore]
         user_options: Any
         api_token: Any
         http_timeout: Any
+        start_timeout: Any
 
     service_url = Unicode(
         "http://127.0.0.1:8003/services/gpuspawner/api/v1",
@@ -60,6 +62,12 @@ class SharedSpawner(LoggingConfigurable):  # type: ignore[misc, unused-ignore]
     default_share = Unicode(
         "1/4",
         help="The share of a start that asks for none. Where it is not free, the first one that is.",
+    ).tag(config=True)
+    longest_wait = Integer(
+        86400,
+        min=0,
+        help="Seconds for which a start may wait in the queue for its share, before start_timeout begins. 0: what is "
+        "taken is refused.",
     ).tag(config=True)
     offer_no_card = Bool(True, help="Whether a server can be started without a card.").tag(config=True)
 
@@ -161,6 +169,25 @@ class SharedSpawner(LoggingConfigurable):  # type: ignore[misc, unused-ignore]
             self.orm_spawner.state = self.get_state()
             db.commit()
 
+    # -- a start that may have to wait -----------------------------------------------------------------
+
+    def _patient(self, start: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+        """`start` as JupyterHub takes it. It reads `start_timeout` once, as soon as it has this; the time in the queue
+        goes on top of it. What reads it later, such as KubeSpawner, finds what was configured."""
+        if self._waits:
+            own = self.start_timeout
+            self.start_timeout = own + self.longest_wait
+            asyncio.get_running_loop().call_soon(setattr, self, "start_timeout", own)
+        return asyncio.ensure_future(start)
+
+    @property
+    def _waits(self) -> bool:
+        return bool(self.wanted.wait) and self.longest_wait > 0
+
+    def _own_time(self) -> asyncio.Timeout:
+        """What a start may take from when it has its share; where it did not wait for that, JupyterHub sees to it."""
+        return asyncio.timeout(self.start_timeout if self._waits else None)
+
     # -- a start that fails ----------------------------------------------------------------------------
 
     def _failure(self, error: BaseException) -> Failure:
@@ -169,7 +196,7 @@ class SharedSpawner(LoggingConfigurable):  # type: ignore[misc, unused-ignore]
         code = error.code if isinstance(error, Refused) else ""
         if isinstance(error, Refused):
             happened = error.jupyterhub_message
-        elif isinstance(error, asyncio.CancelledError):
+        elif isinstance(error, asyncio.CancelledError | TimeoutError):
             happened = f"The start was stopped after {self.steps.seconds:.0f} seconds, before the server was ready."
         else:
             happened = f"The hub could not start the server ({type(error).__name__})."

@@ -39,15 +39,32 @@ class Steps:
 
     def __init__(self) -> None:
         self.taken: list[dict[str, Any]] = []
+        self._numbers: list[int] = []
+        self._number = 0
         self._began = time.monotonic()
         self._more = asyncio.Event()
 
-    def take(self, part: str, progress: int, message: str) -> None:
-        """A step happened: `part` as in PARTS, `progress` in percent, one sentence."""
+    def take(self, part: str, progress: int, message: str, *, waiting: bool = False) -> None:
+        """A step happened: `part` as in PARTS, `progress` in percent, one sentence. `waiting`: for others; of such
+        steps in a row only the last one is kept, and none that says what is known already."""
+        last = self.taken[-1] if self.taken else {}
+        if waiting and last.get("waiting"):
+            if last["message"] == message:
+                return
+            self.taken.pop()
+            self._numbers.pop()
         seconds = round(time.monotonic() - self._began, 1)
-        self.taken.append({"progress": progress, "message": message, "part": part, "seconds": seconds})
+        step = {"progress": progress, "message": message, "part": part, "seconds": seconds}
+        self.taken.append({**step, "waiting": True} if waiting else step)
+        self._number += 1
+        self._numbers.append(self._number)
         more, self._more = self._more, asyncio.Event()
         more.set()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the last step is to wait for others."""
+        return bool(self.taken and self.taken[-1].get("waiting"))
 
     @property
     def seconds(self) -> float:
@@ -71,10 +88,12 @@ class Steps:
         """The steps taken, then each as it happens, without an end."""
         told = 0
         while True:
-            while told < len(self.taken):
-                yield dict(self.taken[told])
-                told += 1
-            await self._more.wait()
+            more = self._more
+            news = [(n, step) for n, step in zip(self._numbers, self.taken, strict=True) if n > told]
+            for number, step in news:
+                told = number
+                yield dict(step)
+            await more.wait()
 
 
 @dataclass(frozen=True)

@@ -38,3 +38,28 @@ def profile_words(session: Mapping[str, Any]) -> str:
         return "No GPU"
     simulated = " (simulated)" if session.get("simulated") else ""
     return f"GPU {session['share'].rpartition(':')[2]} · {model_words(session['model'])}{simulated}"
+
+
+def place_words(place: dict[str, Any]) -> str:
+    """Where somebody stands in the queue, why, and for how long still as far as that is known."""
+    number = place.get("place")
+    at = f"Number {number} in the queue. " if number else "In the queue. "
+    return f"{at}{place['reason']} {wait_words(place, place.get('waited_seconds') or 0)}"
+
+
+def wait_words(expected: dict[str, Any], waited: float = 0) -> str:
+    """A range of seconds as the service tells it, less what was waited, for people."""
+    low, high = expected.get("expected_low_seconds"), expected.get("expected_high_seconds")
+    if low is None or high is None or high < waited:
+        return "For how long is not known."
+    low, high = max(0, low - waited), high - waited
+    if high < 90:
+        return "Probably about a minute."
+    if high - low < 120:
+        return f"Probably about {_minutes(high)}."
+    return f"Probably up to {_minutes(high)}." if low < 60 else f"Probably {_minutes(low)} to {_minutes(high)}."
+
+
+def _minutes(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes} minutes" if minutes < 120 else f"{seconds / 3600:.1f} hours"

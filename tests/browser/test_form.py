@@ -84,19 +84,52 @@ def test_the_form_follows_what_others_take_and_keeps_what_was_chosen(page: Page,
             for user, share in (("x", "1"), ("y", "1/2"), ("z", "1/4")):
                 answer = service.post("/sessions", json={"user": user, "share": share})
                 held.append(answer.json()["session"]["id"])
-            # without a reload: greyed with the reason; the choice is kept, and told to be taken
-            expect(half).to_be_disabled()
+            # without a reload: marked with the reason; the choice is kept, and told to be one to wait for
             expect(page.locator("label.taken", has=half)).to_contain_text(
-                "The most that is free on one card now is 1/4."
+                "The most that is free on one card now is 1/4. You would wait. For how long is not known."
             )
+            expect(half).to_be_enabled()
             expect(whole).to_be_checked()
-            expect(page.locator("#gpu-sum")).to_contain_text("Your choice is kept")
+            expect(page.locator("#gpu-sum")).to_contain_text("You wait for: A whole card")
         finally:
             for session in held:
                 service.delete(f"/sessions/{session}")
     expect(half).to_be_enabled()
     expect(page.locator("#gpu-sum")).to_contain_text("You start: A whole card")
     expect(whole).to_be_checked()
+
+
+def test_who_waits_sees_its_place_and_is_let_in_when_somebody_stops(
+    page: Page, hub: Stack, accessible: Check, pictures: Path
+) -> None:
+    with hub.service() as service:
+        held = service.post("/sessions", json={"user": "x", "share": "2"}).json()["session"]["id"]
+        try:
+            sign_in(page, hub, "ivo")
+            expect(page.locator("#gpu-full")).to_contain_text("Choose one to wait for it")
+            page.get_by_role("radio", name="1/2 of a card").check()
+            expect(page.locator("#gpu-sum")).to_contain_text("You wait for: 1/2 of a card")
+            page.get_by_role("button", name="Start").click()
+            expect(page.locator("#gpu-status")).to_have_text("Waiting for your turn.")
+            told = page.locator('[data-part="place"] .gpu-said')
+            expect(told).to_contain_text("Number 1 in the queue. All of it is in use now. For how long is not known.")
+            accessible(page)
+            page.screenshot(path=pictures.parents[1] / "test-output/images/waiting-light.png", full_page=True)
+            page.reload()
+            expect(told).to_contain_text("Number 1 in the queue.")
+            # given up, and waited for again
+            page.get_by_role("button", name="Cancel").click()
+            expect(page.get_by_text("The start was cancelled.")).to_be_visible()
+            assert service.get("/queue").json()["queue"] == []
+            page.get_by_role("radio", name="1/2 of a card").check()
+            page.get_by_role("button", name="Start").click()
+            expect(told).to_contain_text("Number 1 in the queue.")
+        finally:
+            service.delete(f"/sessions/{held}")
+        page.wait_for_url(re.compile(r"/user/ivo/lab"))
+        (session,) = service.get("/sessions", params={"user": "ivo"}).json()["sessions"]
+        assert session["share"] == "1/2"
+    page.request.delete(f"{hub.url}/hub/api/users/ivo/server", headers={"Authorization": f"token {hub.token('ivo')}"})
 
 
 def test_a_hidden_tab_asks_nothing_and_a_hub_that_is_away_is_said(page: Page, hub: Stack) -> None:

@@ -36,6 +36,11 @@ def state(node: Machine, session: str) -> str:
     return str(node.api.get(f"/queue/{session}").json()["state"])
 
 
+def kinds(node: Machine, session: str) -> list[tuple[str, int]]:
+    rows = node.api.get(f"/events?session={session}").json()["events"]
+    return [(row["kind"], row["eighths"]) for row in rows]
+
+
 def test_a_place_survives_the_service_and_running_work_gives_way_and_grows_back(node: Machine) -> None:
     tom, program = node.start("tom", "1/2")
     tia, other = node.start("tia", "1/2")
@@ -56,8 +61,8 @@ def test_a_place_survives_the_service_and_running_work_gives_way_and_grows_back(
     node.api.delete(f"/sessions/{urgent.json()['session']['id']}")
     until(lambda: program("info()[1]") == CARD // 2, 30, "what was taken to be given back")
     assert program(f"allocate({30 * GIB})") == "CUDA_SUCCESS"
-    kinds = [(row["kind"], row["eighths"]) for row in node.api.get(f"/events?session={tom['id']}").json()["events"]]
-    assert kinds == [("resize", 4), ("resize", 2), ("start", 4)]
+    wanted = [("resize", 4), ("resize", 2), ("start", 4)]
+    until(lambda: kinds(node, tom["id"]) == wanted, 30, "the ledger's rows, each once")
 
     node.api.delete(f"/sessions/{tia['id']}")
     until(lambda: state(node, waits[0]) == "placed", 30, "the first who waits to be placed")

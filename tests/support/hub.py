@@ -169,6 +169,12 @@ class Hub:
         found: list[dict[str, Any]] = answer.json()["sessions"]
         return found
 
+    def queue(self) -> list[dict[str, Any]]:
+        """Who waits, the next first."""
+        with self.stack.service() as service:
+            found: list[dict[str, Any]] = service.get("/queue").json()["queue"]
+        return found
+
     def free_eighths(self) -> int:
         """Eighths that could be started now."""
         with self.stack.service() as service:

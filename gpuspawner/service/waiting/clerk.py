@@ -21,16 +21,16 @@ from gpuspawner.errors import Conflict, GPUSpawnerError, NoRoom, NotFound
 from gpuspawner.fleet.base import CardState, Fleet
 from gpuspawner.fleet.placement import no_room_reason, place
 from gpuspawner.queue import STANDARD, Action, Board, Grow, Shrink, Start, Waiting, decide
-from gpuspawner.queue.clockwork import expected_waits
+from gpuspawner.queue.clockwork import expected_wait, expected_waits
 from gpuspawner.queue.forecast import Expected, Record
 from gpuspawner.service.policy.book import Book
 from gpuspawner.service.policy.budgets import Budgets
 from gpuspawner.service.store import LIVE, Store
-from gpuspawner.service.tables import QueueRow, SessionRow
-from gpuspawner.service.waiting.entries import Entries, Wish
+from gpuspawner.service.tables import SessionRow
+from gpuspawner.service.waiting.entries import Entries, Entry, Wish
 from gpuspawner.service.waiting.scene import Scene, scene, use_of
 from gpuspawner.service.waiting.use import recent_use
-from gpuspawner.share import EIGHTHS_PER_CARD, GPUShare
+from gpuspawner.share import GPUShare
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +41,11 @@ FRESH, FORGOTTEN = 30.0, 600.0
 #: A session that could not be changed is left alone for so long.
 _UNWILLING = 10.0
 #: How often what is expected of waits, and what everybody used, is found out anew.
-_FORECAST_EVERY, _USE_EVERY = 5.0, 60.0
+_FORECAST_EVERY, _WOULD_EVERY, _USE_EVERY = 5.0, 20.0, 60.0
 #: How long a session is taken to run of which nothing is known, before any others have ended.
 _OTHERWISE = 3600.0
+#: Who is further back is told nothing of how long it will be.
+_FORECAST_MOST = 64
 _TRIES = 4
 _GONE_KEPT = 1000
 
@@ -65,7 +67,7 @@ class House(Protocol):
 class Place:
     """Where somebody stands: `place` counts from 1; `expected` is None where it is not known."""
 
-    row: QueueRow
+    row: Entry
     place: int | None
     reason: str
     waited: float
@@ -101,10 +103,13 @@ class Clerk:
         self._passing: set[str] = set()
         self._unwilling: dict[str, float] = {}
         self._gone: OrderedDict[str, str] = OrderedDict()
-        self._reasons: dict[str, str] = {}
-        self._order: list[str] = []
+        #: Of the last decision: who waits, in order; who cannot be served now, and why; the cards.
+        self._order: dict[str, tuple[int, Waiting]] = {}
+        self._aside: dict[str, str] = {}
+        self._states: list[CardState] = []
         self._forecasts: dict[str, float] = {}
         self._next_forecast = 0.0
+        self._would_wait: dict[tuple[str, GPUShare], tuple[float, Expected | None]] = {}
         self._use: dict[str, float] = {}
         self._next_use = 0.0
         #: Decisions begun; who joined before the last one began need not have another.
@@ -118,8 +123,7 @@ class Clerk:
         with self._lock:
             self.entries.recall()
             self._record = self.entries.record()
-            newest = max((row.since_ms / 1000 for row in self.entries), default=0.0)
-            self._clock = Steady(newest)
+            self._clock = Steady(self.entries.newest_ms / 1000)
             now = time.monotonic()
             live = {row.id for row in self._house.store.sessions(states=LIVE)}
             for row in self.entries:
@@ -132,7 +136,7 @@ class Clerk:
     @property
     def anybody(self) -> bool:
         """Whether somebody waits."""
-        return bool(self.entries.waiting())
+        return self.entries.anybody
 
     def join(
         self,
@@ -145,7 +149,7 @@ class Clerk:
         card: str | None,
         burst: bool,
         environment: str | None,
-    ) -> QueueRow:
+    ) -> Entry:
         """Somebody waits from now on, or the same one as before. Raises Conflict where the queue is full."""
         asked = {
             "share": str(share),
@@ -166,12 +170,11 @@ class Clerk:
             if len(self.entries) >= MOST:
                 raise Conflict("The queue is full. Try again later.", code="no_room")
             session = f"s-{secrets.token_hex(6)}"
-            since = max(round(self._clock() * 1000), *(row.since_ms for row in self.entries), 0)
+            since = max(round(self._clock() * 1000), self.entries.newest_ms)
             row = self.entries.add(id=session, user=user, server=server, state="waiting", since_ms=since, **asked)
             if not wish.wait:
                 self._passing.add(session)
             self._seen[session] = time.monotonic()
-            self._next_forecast = 0.0
             return row
 
     def leave(self, session: str, why: str) -> bool:
@@ -189,7 +192,7 @@ class Clerk:
         self._seen.pop(session, None)
         self._passing.discard(session)
         self._forecasts.pop(session, None)
-        self._reasons.pop(session, None)
+        self._order.pop(session, None)
         self._gone[session] = why
         while len(self._gone) > _GONE_KEPT:
             self._gone.popitem(last=False)
@@ -251,7 +254,7 @@ class Clerk:
 
     @property
     def _busy(self) -> bool:
-        return any(row.state == "waiting" or row.taken_by is not None for row in self.entries)
+        return self.entries.anybody or any(row.taken_by is not None for row in self.entries)
 
     # -- deciding --------------------------------------------------------------------------------------
 
@@ -265,6 +268,9 @@ class Clerk:
                     self._forget(row.id, "Nobody asked for it any more.")
         if self._busy:
             self.decide()
+        if time.monotonic() >= self._next_forecast and self.anybody:
+            self._next_forecast = time.monotonic() + _FORECAST_EVERY
+            self._forecast()
 
     def decide(self, *, joined: bool = False) -> None:
         """Decide now, and do what is to be done. `joined`: for somebody who has just come; where others have begun a
@@ -286,7 +292,8 @@ class Clerk:
         for row in self.entries.waiting():
             if now - self._seen.get(row.id, 0.0) < FRESH:
                 try:
-                    self._house.budgets.check(row.user)
+                    if self._house.budgets.any:
+                        self._house.budgets.check(row.user)
                     waiting.append(row)
                 except GPUSpawnerError as error:
                     aside[row.id] = error.message
@@ -363,7 +370,7 @@ class Clerk:
         reason = f"made smaller for {action.wanted_by}, which is more urgent"
         self._house.resize(action.session, GPUShare(action.eighths), "queue", reason)
 
-    def _put(self, row: QueueRow, card: str | None) -> None:
+    def _put(self, row: Entry, card: str | None) -> None:
         """Give somebody who waits its share. Raises as the fleet's start does."""
         share = GPUShare.parse(row.share)
         grant, _ = self._house.fleet.start(row.id, row.user, share, card, burst=row.burst, server=row.server)
@@ -400,20 +407,29 @@ class Clerk:
     def _note(self, found: Scene, now: float) -> None:
         """Who stands where and why, and what is expected."""
         board = found.board
-        self._order = [asked.session for _, asked in board.in_order(self.rules, now)]
-        states = [*found.cards.values(), *found.cut]
-        self._reasons = {
-            session: _reason(board.waiting[session], states, number) for number, session in enumerate(self._order)
-        } | found.aside
-        if board.waiting and time.monotonic() >= self._next_forecast:
-            self._next_forecast = time.monotonic() + _FORECAST_EVERY
-            self._forecasts = expected_waits(board, self.rules, now, otherwise=self._record.usual(_OTHERWISE))
-            for session, seconds in self._forecasts.items():
-                row = self.entries.get(session)
-                if row is not None and row.forecast_seconds is None:
-                    self.entries.change(session, forecast_seconds=seconds)
+        self._order = {
+            asked.session: (number, asked) for number, (_, asked) in enumerate(board.in_order(self.rules, now))
+        }
+        self._aside = found.aside
+        self._states = [*found.cards.values(), *found.cut]
 
-    def place(self, row: QueueRow) -> Place:
+    def _forecast(self) -> None:
+        """What is expected of those who will start first; of the others nothing is known."""
+        with self._lock:
+            found, now = self._scene(), self._clock()
+        if not found.board.waiting:
+            return
+        usual = self._record.usual(_OTHERWISE)
+        forecasts = expected_waits(found.board, self.rules, now, otherwise=usual, most=_FORECAST_MOST)
+        with self._lock:
+            self._forecasts = forecasts
+            for session, seconds in forecasts.items():
+                row = self.entries.get(session)
+                if row is not None and row.state == "waiting" and row.forecast_seconds is None:
+                    waited = max(0.0, now - row.since_ms / 1000)
+                    self.entries.change(session, forecast_seconds=waited + seconds)
+
+    def place(self, row: Entry) -> Place:
         """Where somebody stands."""
         return self.places([row])[0]
 
@@ -425,29 +441,46 @@ class Clerk:
             if row.state == "waiting"
         ]
 
-    def places(self, rows: list[QueueRow] | None = None) -> list[Place]:
+    def places(self, rows: list[Entry] | None = None) -> list[Place]:
         """Where all stand, or some."""
         with self._lock:
-            numbers = {session: number for number, session in enumerate(self._order, 1)}
             now = self._clock()
             chosen = self.entries.waiting() if rows is None else rows
-            found = [self._told(row, numbers.get(row.id), now) for row in chosen]
+            found = [self._told(row, now) for row in chosen]
         return sorted(found, key=lambda each: (each.place is None, each.place or 0, each.row.since_ms))
 
-    def _told(self, row: QueueRow, number: int | None, now: float) -> Place:
+    def would_wait(self, kind: str, share: GPUShare) -> Expected | None:
+        """How long somebody would wait who came now; None where it is not known. Found out anew now and then."""
+        now = time.monotonic()
+        with self._lock:
+            until, known = self._would_wait.get((kind, share), (0.0, None))
+            if now >= until:
+                known = self._find_out(kind, share) if self._record.knows(kind) else None
+                self._would_wait[kind, share] = now + _WOULD_EVERY, known
+        return known
+
+    def _find_out(self, kind: str, share: GPUShare) -> Expected | None:
+        found, at = self._scene(), self._clock()
+        found.board.wait(Waiting("", "", kind, share, at))
+        usual = self._record.usual(_OTHERWISE)
+        return self._record.expected(kind, expected_wait(found.board, self.rules, at, "", otherwise=usual))
+
+    def _told(self, row: Entry, now: float) -> Place:
         waited = max(0.0, now - row.since_ms / 1000)
         going = [
             (other.forecast_seconds, max(0.0, now - other.since_ms / 1000))
             for other in self.entries.waiting()
             if other.kind == row.kind and other.forecast_seconds is not None
         ]
-        expected = self._record.expected(row.kind, self._forecasts.get(row.id), going)
+        expected = self._record.expected(row.kind, row.forecast_seconds, going)
         in_time: bool | None = None
         if row.deadline_ms is not None and row.run_seconds is not None:
             begin = now + (self._forecasts.get(row.id, 0.0))
             in_time = begin + row.run_seconds <= row.deadline_ms / 1000
-        reason = self._reasons.get(row.id, "It is looked for a place.")
-        return Place(row, number, reason, waited, expected, in_time)
+        if row.id not in self._order:
+            return Place(row, None, self._aside.get(row.id, "A place is looked for."), waited, expected, in_time)
+        number, asked = self._order[row.id]
+        return Place(row, number + 1, _reason(asked, self._states, number), waited, expected, in_time)
 
 
 def _reason(asked: Waiting, states: list[CardState], before: int) -> str:
@@ -462,16 +495,3 @@ def _reason(asked: Waiting, states: list[CardState], before: int) -> str:
         reason = "What is free is kept for somebody who goes before."
     ahead = "" if not before else f" {before} {'is' if before == 1 else 'are'} before this one."
     return f"{reason}{ahead}"
-
-
-def could_ever_start(share: GPUShare, states: list[CardState], card: str | None) -> bool:
-    """Whether `share` would fit if nobody held anything."""
-    free = [
-        replace(state, free_eighths=EIGHTHS_PER_CARD, fits=None)
-        for state in states
-        if state.only_whole is None or share.eighths_per_card == EIGHTHS_PER_CARD
-    ]
-    try:
-        return bool(place(share, free, card))
-    except (NoRoom, NotFound):
-        return False

@@ -28,21 +28,47 @@ class Wish:
     deadline_ms: int | None = None
 
 
+@dataclass(slots=True)
+class Entry:
+    """A row of the queue in memory, as `QueueRow` describes it."""
+
+    id: str
+    user: str
+    server: str
+    state: str
+    kind: str
+    share: str
+    since_ms: int
+    card: str | None = None
+    burst: bool = False
+    environment: str | None = None
+    run_seconds: float | None = None
+    deadline_ms: int | None = None
+    forecast_seconds: float | None = None
+    taken_by: str | None = None
+
+
 class Entries:
     """The queue's rows by session. Not thread-safe but for `get`: whoever changes them holds the clerk's lock."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._rows: dict[str, QueueRow] = {}
+        self._rows: dict[str, Entry] = {}
+        self._waiting: dict[str, Entry] = {}
+        self._by_server: dict[tuple[str, str], str] = {}
+        #: When the newest began to wait, milliseconds.
+        self.newest_ms = 0
 
     def recall(self) -> None:
         """Read all rows, as another service or an earlier one left them."""
-        self._rows = {row.id: row for row in self.stored()}
+        self._rows, self._waiting, self._by_server = {}, {}, {}
+        for row in self.stored():
+            self._keep(row)
 
-    def stored(self) -> list[QueueRow]:
+    def stored(self) -> list[Entry]:
         """The rows as they are in the database, those who came first before the others."""
         with self._engine.connect() as connection:
-            return [QueueRow(**found._mapping) for found in connection.execute(_ALL)]
+            return [Entry(**found._mapping) for found in connection.execute(_ALL)]
 
     def record(self) -> Record:
         """What became of the latest forecasts, and how long the latest sessions ran."""
@@ -57,30 +83,47 @@ class Entries:
                 record.ran((end - begin) / 1000)
         return record
 
-    def get(self, session: str) -> QueueRow | None:
+    def get(self, session: str) -> Entry | None:
         """A session's row."""
         return self._rows.get(session)
 
-    def __iter__(self) -> Iterator[QueueRow]:
+    def __iter__(self) -> Iterator[Entry]:
         return iter(list(self._rows.values()))
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def waiting(self) -> list[QueueRow]:
+    def waiting(self) -> list[Entry]:
         """Who waits for a place."""
-        return [row for row in self if row.state == "waiting"]
+        return list(self._waiting.values())
 
-    def of(self, user: str, server: str) -> QueueRow | None:
+    @property
+    def anybody(self) -> bool:
+        """Whether somebody waits."""
+        return bool(self._waiting)
+
+    def _keep(self, row: Entry) -> None:
+        self._rows[row.id] = row
+        self.newest_ms = max(self.newest_ms, row.since_ms)
+        if row.state == "waiting":
+            self._waiting[row.id] = row
+            self._by_server[row.user, row.server] = row.id
+
+    def _drop_waiting(self, row: Entry) -> None:
+        self._waiting.pop(row.id, None)
+        if self._by_server.get((row.user, row.server)) == row.id:
+            del self._by_server[row.user, row.server]
+
+    def of(self, user: str, server: str) -> Entry | None:
         """Who waits for a user's server."""
-        return next((row for row in self.waiting() if (row.user, row.server) == (user, server)), None)
+        return self._waiting.get(self._by_server.get((user, server), ""))
 
-    def add(self, **values: Any) -> QueueRow:
+    def add(self, **values: Any) -> Entry:
         """A new row."""
-        row = QueueRow(**values)
+        row = Entry(**values)
         with self._engine.begin() as connection:
             connection.execute(insert(_QUEUE), {column.name: getattr(row, column.name) for column in _QUEUE.columns})
-        self._rows[row.id] = row
+        self._keep(row)
         return row
 
     def change(self, session: str, **values: Any) -> None:
@@ -92,6 +135,8 @@ class Entries:
             connection.execute(update(_QUEUE).where(_QUEUE.c.id == session).values(**values))
         for name, value in values.items():
             setattr(row, name, value)
+        if row.state != "waiting":
+            self._drop_waiting(row)
 
     def remove(self, session: str) -> None:
         """A row is not needed any more. Safe to repeat."""
@@ -99,9 +144,9 @@ class Entries:
             return
         with self._engine.begin() as connection:
             connection.execute(delete(_QUEUE).where(_QUEUE.c.id == session))
-        del self._rows[session]
+        self._drop_waiting(self._rows.pop(session))
 
-    def waited(self, row: QueueRow, seconds: float) -> None:
+    def waited(self, row: Entry, seconds: float) -> None:
         """Remember what became of a forecast."""
         if row.forecast_seconds is None:
             return

@@ -10,7 +10,8 @@ from gpuspawner.errors import Unavailable
 from gpuspawner.fleet.base import CardState, Fleet, Grant
 from gpuspawner.queue import CLASSES, Board, CardRoom, Rules, Waiting
 from gpuspawner.service.policy.book import Book
-from gpuspawner.service.tables import QueueRow, SessionRow
+from gpuspawner.service.tables import SessionRow
+from gpuspawner.service.waiting.entries import Entry
 from gpuspawner.share import EIGHTHS_PER_CARD, FRACTIONS, GPUShare
 
 
@@ -29,8 +30,8 @@ def scene(
     fleet: Fleet,
     book: Book,
     sessions: Iterable[SessionRow],
-    rows: Mapping[str, QueueRow],
-    waiting: Iterable[QueueRow],
+    rows: Mapping[str, Entry],
+    waiting: Iterable[Entry],
     now: float,
     unwilling: Collection[str] = (),
 ) -> Scene:
@@ -60,8 +61,9 @@ def scene(
     most_urgent = min((CLASSES.index(row.kind) for row, _ in asked), default=len(CLASSES))
     for session, grant in running:
         _run(found, fleet, session, grant, rows.get(session.id), now, session.id in unwilling, most_urgent)
+    whole_only = frozenset(uuid for uuid, state in known.items() if state.only_whole is not None)
     for row, share in asked:
-        _wait(found, book, row, share)
+        _wait(found, book, row, share, whole_only)
     return found
 
 
@@ -70,7 +72,7 @@ def _run(
     fleet: Fleet,
     session: SessionRow,
     grant: Grant,
-    row: QueueRow | None,
+    row: Entry | None,
     now: float,
     unwilling: bool,
     most_urgent: int,
@@ -97,17 +99,18 @@ def _run(
             running.least = next((each for each in FRACTIONS if memory * each // EIGHTHS_PER_CARD >= used), eighths)
 
 
-def _wait(found: Scene, book: Book, row: QueueRow, share: GPUShare) -> None:
-    states = list(found.cards.values())
+def _wait(found: Scene, book: Book, row: Entry, share: GPUShare, whole_only: frozenset[str]) -> None:
+    never: frozenset[str] = frozenset()
     try:
-        never = book.barred(row.user, share, row.environment, states)
+        if not book.policy.open:
+            never = book.barred(row.user, share, row.environment, list(found.cards.values()))
     except Unavailable as error:
         found.aside[row.id] = error.message
         return
     if row.card is not None:
         never |= {uuid for uuid in found.cards if uuid != row.card}
     if share.eighths_per_card < EIGHTHS_PER_CARD:
-        never |= {state.card.uuid for state in states if state.only_whole is not None}
+        never |= whole_only
     deadline = None if row.deadline_ms is None else row.deadline_ms / 1000
     found.board.wait(
         Waiting(row.id, row.user, row.kind, share, row.since_ms / 1000, row.run_seconds, deadline, never=never)

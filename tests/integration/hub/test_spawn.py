@@ -240,6 +240,36 @@ def test_a_cancelled_start_leaves_nothing(hub: Hub) -> None:
         kim.stop()
 
 
+@pytest.mark.versions
+@pytest.mark.case("hub-7")
+@pytest.mark.case("hub-13")
+def test_who_finds_no_room_waits_on_the_progress_page_and_is_let_in_or_gives_up(hub: Hub) -> None:
+    with hub.user("una") as una, hub.user("uwe") as uwe, hub.user("uma") as uma:
+        una.start({"share": "2"})
+        assert "You would wait." in uwe.form().text
+        assert uwe.submit({"share": "h100-80gb:1/2", "wait": "on"}).status_code == 302
+        assert uma.submit({"share": "h100-80gb:1", "wait": "on"}).status_code == 302
+        (first, second) = until(lambda: len(found := hub.queue()) == 2 and found, 30, "two who wait")
+        assert {first["user"], second["user"]} == {"uwe", "uma"}
+        pending = uwe.browser.get("/hub/spawn-pending/uwe").text
+        assert "in the queue." in pending
+        assert "For how long is not known." in pending
+        uma.stop()
+        assert [each["user"] for each in hub.queue()] == ["uwe"], "a cancelled start waits no more"
+        with uwe.browser.stream("GET", "/hub/api/users/uwe/server/progress", timeout=120) as events:
+            told = []
+            for line in events.iter_lines():
+                if line.startswith("data:"):
+                    told.append(line)
+                    if "Number 1 in the queue." in line and len(told) < 9:
+                        una.api("DELETE", "/server")
+        assert "Chosen: 1/2 of card" in "\n".join(told)
+        assert '"ready": true' in told[-1]
+        assert uwe.session()["share"] == "1/2"
+        assert hub.queue() == []
+        uwe.stop()
+
+
 @pytest.mark.case("hub-1")
 def test_after_a_failed_start_with_a_share_one_without_has_nothing_of_it(hub: Hub) -> None:
     with hub.user("mia") as mia:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.memory_fleet import House, MemoryFleet
+
+from gpuspawner.service.waiting.entries import Entry, Wish
+from gpuspawner.share import GPUShare
 
 CLASSES = """
 version: 1
@@ -266,3 +270,23 @@ def test_two_urgent_ones_do_not_take_from_each_other(tmp_path: Path) -> None:
     at.start("ursa", "1", wait=True, kind="inference-urgent")
     waits = at.start("ursa", "1/2", server="two", wait=True, kind="inference-urgent")
     assert waits.status_code == 202
+
+
+def test_a_storm_of_urgent_requests_takes_what_can_be_spared_and_no_more(tmp_path: Path) -> None:
+    at = House(tmp_path, CLASSES, Fleet(cards=2), **{f"u{number}": {"serving"} for number in range(1000)})
+    running = [at.start(*each).json()["session"]["id"] for each in (("tom", "1"), ("ann", "1/2"), ("abe", "1/2"))]
+
+    wish = Wish(wait=True, kind="inference-urgent")
+
+    def ask(number: int) -> bool:
+        found = at.service.start(f"u{number}", "", GPUShare(1), "hub", wish=wish)
+        return isinstance(found, Entry)
+
+    with ThreadPoolExecutor(16) as pool:
+        waits = list(pool.map(ask, range(1000)))
+    shares = [at.fleet.held[session].eighths_per_card for session in running]
+    assert shares == [1, 1, 1], "down to the floor of each, and nobody is stopped"
+    assert len(at.fleet.held) == 3 + 13
+    assert at.ask("admin", "GET", "/queue").json()["length"] == 1000 - 13
+    assert waits.count(False) == 13
+    assert all(len(kinds(at, session)) <= 4 for session in running), "each was asked a few times at most"

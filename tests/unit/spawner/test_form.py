@@ -9,8 +9,9 @@ import pytest
 
 from gpuspawner.share import GPUShare
 from gpuspawner.spawner.environments import Environment
-from gpuspawner.spawner.form import Link, failure, merged, preselected, render, wait_words
+from gpuspawner.spawner.form import Link, failure, merged, preselected, render
 from gpuspawner.spawner.options import Choice, read_link
+from gpuspawner.spawner.words import wait_words
 
 GIB = 2**30
 H100 = "h100-80gb"
@@ -188,10 +189,35 @@ def test_environments_and_cards_that_may_be_chosen() -> None:
     assert not names & {"environment", "card", "burst"}
 
 
-def test_a_wait_that_nobody_knows_is_not_called_none() -> None:
-    assert wait_words(None) == "Nobody can say when that changes."
-    assert wait_words(600) == "About 10 minutes to wait."
-    assert "Nobody can say" in render(answer(offer("1/4", free=0)), Choice())
+@pytest.mark.parametrize(
+    ("low", "high", "waited", "said"),
+    [
+        (None, None, 0, "For how long is not known."),
+        (0, 0, 0, "Probably about a minute."),
+        (540, 600, 0, "Probably about 10 minutes."),
+        (30, 600, 0, "Probably up to 10 minutes."),
+        (600, 1800, 0, "Probably 10 minutes to 30 minutes."),
+        (600, 1800, 600, "Probably up to 20 minutes."),
+        (600, 1800, 1801, "For how long is not known."),
+        (600, 9000, 0, "Probably 10 minutes to 2.5 hours."),
+    ],
+)
+def test_a_wait_is_told_as_far_as_it_is_known(low: int | None, high: int | None, waited: int, said: str) -> None:
+    assert wait_words({"expected_low_seconds": low, "expected_high_seconds": high}, waited) == said
+
+
+def test_what_is_taken_can_be_chosen_and_waited_for_where_the_service_says_so() -> None:
+    taken = answer(offer("1/4", free=0, can_wait=True), offer("1/2", free=0, can_wait=False))
+    with_queue = render(taken, Choice(), waits=True)
+    quarter, half = (with_queue.partition(f'id="share-h100-80gb-{n}"')[2].partition(">")[0] for n in (2, 4))
+    assert "disabled" not in quarter
+    assert "data-waits" in quarter
+    assert "disabled" in half
+    assert "You would wait. For how long is not known." in with_queue
+    assert '<input type="hidden" name="wait" value="on">' in with_queue
+    without = render(taken, Choice())
+    assert 'name="wait"' not in without
+    assert "You would wait" not in without
 
 
 def test_a_failure_says_what_happened_what_was_undone_and_what_to_do() -> None:

@@ -29,6 +29,24 @@ async def test_steps_are_told_as_they_happen() -> None:
     ]
 
 
+async def test_of_many_things_told_while_waiting_the_last_one_is_kept_and_nobody_misses_it() -> None:
+    steps = Steps()
+    steps.take("place", 10, "Asked.")
+    early = aiter(steps)
+    assert (await anext(early))["message"] == "Asked."
+    for number in (3, 2, 2, 1):
+        steps.take("place", 10, f"Number {number}.", waiting=True)
+    assert steps.waiting
+    assert [step["message"] for step in steps.taken] == ["Asked.", "Number 1."]
+    assert (await anext(early))["message"] == "Number 1."
+    late = aiter(steps)
+    assert [(await anext(late))["message"] for _ in range(2)] == ["Asked.", "Number 1."]
+    steps.take("card", 40, "Chosen.")
+    assert not steps.waiting
+    assert (await anext(early))["message"] == (await anext(late))["message"] == "Chosen."
+    assert [step["message"] for step in steps.taken] == ["Asked.", "Number 1.", "Chosen."]
+
+
 def test_before_the_first_step_the_first_part_is_under_way() -> None:
     assert [step["state"] for step in Steps().shown] == ["now", *["later"] * (len(PARTS) - 1)]
 

@@ -25,6 +25,7 @@
     const chosen = radios().find((radio) => radio.checked);
     let text = "";
     let taken = false;
+    let waits = false;
     if (several && several.value) {
       text = several.selectedOptions[0].textContent.trim();
       taken = several.selectedOptions[0].disabled;
@@ -32,7 +33,8 @@
       text = "No card";
     } else if (chosen) {
       const said = words(chosen);
-      taken = chosen.closest(".gpu-card").classList.contains("taken");
+      waits = chosen.dataset.waits !== undefined;
+      taken = !waits && chosen.closest(".gpu-card").classList.contains("taken");
       const [memory, price] = [...document.getElementById(chosen.id + "-facts").children].map((each) => each.textContent);
       text = taken ? said.size + " is taken. " + said.note : [said.size, memory, price].map(together).join(" · ");
     }
@@ -41,7 +43,7 @@
       each.hidden = environment !== null && each.dataset.environment !== environment.value;
     }
     if (text && environment && !taken) text += " · " + document.getElementById(environment.id + "-title").textContent;
-    sum.textContent = text ? (taken ? text + " Your choice is kept; choose another or wait." : "You start: " + text) : "";
+    sum.textContent = text ? (taken ? text + " Your choice is kept; choose another or wait." : (waits ? "You wait for: " : "You start: ") + text) : "";
     sum.classList.toggle("taken", taken);
   }
 
@@ -64,6 +66,7 @@
       const other = now.querySelector("#" + CSS.escape(radio.id));
       // what was chosen stays chosen, and can be tried; the server has the last word
       radio.disabled = other.disabled && !radio.checked;
+      radio.toggleAttribute("data-waits", other.hasAttribute("data-waits"));
       const note = document.getElementById(radio.id + "-note");
       if (!note) continue;
       const said = page.getElementById(radio.id + "-note").textContent;

@@ -18,6 +18,7 @@
     });
     const item = items[at];
     item.dataset.state = "now";
+    if (!cancelling) status.textContent = event.waiting ? "Waiting for your turn." : "Starting…";
     item.querySelector(".gpu-said").textContent = event.message;
     item.querySelector("time").textContent = show(event.seconds);
     document.getElementById("gpu-state-" + event.part).textContent = "under way";
