@@ -318,6 +318,7 @@ class SessionService:
         return [
             *self.fleet.notices(row.id),
             *drained,
+            *self.queue.notices(row),
             *self.idle.notices(row.id, GPUShare.parse(row.share)),
             *of_budgets,
         ]

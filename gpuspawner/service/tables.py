@@ -112,7 +112,8 @@ class QueueRow(Base):
     state: `waiting` for a place; `placed`: it has its share, and its server is about to be started; `running`. `share`
     is what it asked for, with the model; it holds less while somebody more urgent needs the rest. `since_ms`: when it
     began to wait; never before an older row's. `run_seconds`: how long it will run, as its owner says.
-    `forecast_seconds`: what was expected of its wait when it joined. `taken_by`: who was given its eighths last.
+    `forecast_seconds`: what was expected of its wait when it joined. `taken_by`: who was given its eighths last,
+    `taken_ms` when.
     """
 
     __tablename__ = "queue"
@@ -131,6 +132,7 @@ class QueueRow(Base):
     deadline_ms: Mapped[int | None] = mapped_column(BigInteger, default=None)
     forecast_seconds: Mapped[float | None] = mapped_column(Float, default=None)
     taken_by: Mapped[str | None] = mapped_column(String(32), default=None)
+    taken_ms: Mapped[int | None] = mapped_column(BigInteger, default=None)
 
 
 class WaitRow(Base):

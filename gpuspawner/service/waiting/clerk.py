@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gpuspawner.errors import Conflict, GPUSpawnerError, NoRoom, NotFound
-from gpuspawner.fleet.base import CardState, Fleet
+from gpuspawner.fleet.base import CardState, Fleet, Notice
 from gpuspawner.fleet.placement import no_room_reason, place
 from gpuspawner.queue import STANDARD, Action, Board, Grow, Shrink, Start, Waiting, decide
 from gpuspawner.queue.clockwork import expected_wait, expected_waits
@@ -226,6 +226,17 @@ class Clerk:
                 deadline_ms=wish.deadline_ms,
             )
 
+    def notices(self, session: SessionRow) -> list[Notice]:
+        """That a session was made smaller for somebody more urgent."""
+        row = self.entries.get(session.id)
+        if row is None or row.taken_by is None or row.taken_ms is None:
+            return []
+        message = (
+            f"Made smaller to {session.share} of the card because more urgent work needs the rest. It grows back to "
+            f"{GPUShare.parse(row.share).amount} by itself when there is room. Kernels go on."
+        )
+        return [Notice("made_smaller", message, row.taken_ms / 1000)]
+
     def is_placed(self, session: str) -> bool:
         """Whether a session was started from the queue and its hub has not fetched it yet."""
         row = self.entries.get(session)
@@ -349,6 +360,7 @@ class Clerk:
     def _shrink(self, action: Shrink, board: Board) -> None:
         """What it asked for is written down first: it is given that back."""
         running = board.running[action.session]
+        taken_ms = round(self._clock() * 1000)
         row = self.entries.get(action.session)
         if row is None:
             session = self._house.store.session(action.session)
@@ -364,9 +376,11 @@ class Clerk:
                 since_ms=session.created_ms,
                 burst=session.burst,
                 taken_by=action.wanted_by,
+                taken_ms=taken_ms,
             )
         else:
-            self.entries.change(row.id, share=running.asked.share.amount, taken_by=action.wanted_by)
+            asked = running.asked.share.amount
+            self.entries.change(row.id, share=asked, taken_by=action.wanted_by, taken_ms=taken_ms)
         reason = f"made smaller for {action.wanted_by}, which is more urgent"
         self._house.resize(action.session, GPUShare(action.eighths), "queue", reason)
 

@@ -46,6 +46,7 @@ class Entry:
     deadline_ms: int | None = None
     forecast_seconds: float | None = None
     taken_by: str | None = None
+    taken_ms: int | None = None
 
 
 class Entries:

@@ -88,11 +88,16 @@ def test_the_urgent_take_from_the_less_urgent_at_once_who_get_it_back(tmp_path: 
     shares = {name: at.fleet.held[name].eighths_per_card for name in (tom["id"], ann["id"])}
     assert shares == {tom["id"]: 2, ann["id"]: 4}, "training gives way before interactive work"
     assert kinds(at, tom["id"])[-1] == ("resize", 2, "queue")
+    (notice,) = at.ask("tom", "GET", f"/sessions/{tom['id']}").json()["notices"]
+    assert notice["code"] == "made_smaller"
+    assert "Made smaller to 1/4 of the card" in notice["message"]
+    assert "grows back to 1/2" in notice["message"]
 
     at.ask("hub", "DELETE", f"/sessions/{urgent.json()['session']['id']}")
     at.service.look()
     assert at.fleet.held[tom["id"]].eighths_per_card == 4
     assert [row[1] for row in kinds(at, tom["id"])] == [4, 2, 4]
+    assert at.ask("tom", "GET", f"/sessions/{tom['id']}").json()["notices"] == []
     assert not at.service.queue._busy
 
 
@@ -223,6 +228,44 @@ def test_a_service_killed_between_a_start_and_its_writing_starts_nothing_twice(
     assert again.json()["session"]["id"] == bob
     assert list(fleet.held) == [bob]
     assert [row[0] for row in kinds(after, bob)] == ["start"]
+
+
+@pytest.mark.parametrize("when", ["before the limit", "after the limit", "before the start"])
+def test_a_service_killed_while_it_takes_from_somebody_loses_no_eighth_and_takes_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    fleet = Fleet(cards=1)
+    at = house(tmp_path, fleet)
+    tom = at.start("tom", "1").json()["session"]["id"]
+    real, start = fleet.resize, fleet.start
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*given: Any, **more: Any) -> None:
+        if when == "after the limit":
+            real(*given, **more)
+        if when == "before the start" and not fleet.states["GPU-0000-00"].free_eighths:
+            start(*given, **more)  # which finds no room
+        raise Killed
+
+    wish = Wish(wait=True, kind="inference-urgent")
+    with monkeypatch.context() as now:
+        now.setattr(fleet, "start" if when == "before the start" else "resize", killed)
+        with pytest.raises(Killed):
+            at.service.start("ursa", "", GPUShare(2), "hub", wish=wish)
+    after = house(tmp_path, fleet)
+    assert [each["user"] for each in after.ask("hub", "GET", "/queue").json()["queue"]] == ["ursa"]
+    started = after.start("ursa", "1/4", wait=True, kind="inference-urgent")
+    assert started.status_code == 201
+    urgent = started.json()["session"]["id"]
+    assert {name: grant.eighths_per_card for name, grant in fleet.held.items()} == {tom: 4, urgent: 2}
+    assert [row[:2] for row in kinds(after, tom)] == [("start", 8), ("resize", 4)]
+    after.ask("hub", "DELETE", f"/sessions/{urgent}")
+    after.service.look()
+    assert fleet.held[tom].eighths_per_card == 8
+    assert [row[:2] for row in kinds(after, tom)] == [("start", 8), ("resize", 4), ("resize", 8)]
+    assert len(after.ask("hub", "GET", "/queue").json()["queue"]) == 0
 
 
 def test_a_clock_set_back_changes_no_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
