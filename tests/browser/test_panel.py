@@ -231,8 +231,10 @@ def test_a_checkpoint_is_pinned_and_restored(lab: Page, panel: Locator, hub: Sta
 def full_panel(lab: Page, hub: Stack) -> Iterator[None]:
     """Something in every part of the panel: memory in use, a run, and another user on the same card."""
     play_runtime(hub, pinned=True)
-    run_in_kernel(lab, CUDA + "_, _data = _cu.cuMemAlloc(12 << 30)")
     with hub.service() as service:
+        (own,) = service.get("/sessions", params={"user": "pia"}).json()["sessions"]
+        assert service.patch(f"/sessions/{own['id']}", json={"share": "1/4"}).status_code == 200
+        run_in_kernel(lab, CUDA + "_error, _data = _cu.cuMemAlloc(12 << 30)\nassert _error == 0, _error")
         others = service.post("/sessions", json={"user": "other", "share": "1/4"}).json()["session"]["id"]
         yield
         service.delete(f"/sessions/{others}")
