@@ -10,6 +10,7 @@ from pathlib import Path
 from gpuspawner.errors import Unavailable
 
 GOALS = {
+    "api": ">= 1000",
     "cache-readers": "0",
     "cache-wait": "<= 0.35",
     "cache-warm": "<= 1.1",
@@ -22,6 +23,7 @@ GOALS = {
     "cluster-resize-ratio": ">= 20",
     "compute-share": "<= 2",
     "decide": "<= 20 (p99)",
+    "energy-error": "<= 1",
     "exactness": "0",
     "fast": ">= 1",
     "form": "<= 500",

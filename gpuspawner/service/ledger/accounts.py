@@ -210,7 +210,7 @@ class Accounts:
             if before is None or after is None:
                 line.cost_micros = None
             elif line.cost_micros is not None:
-                line.cost_micros += sum((after + i) // slots - (before + i) // slots for i in range(first, last))
+                line.cost_micros += _borne(after, first, last, slots) - _borne(before, first, last, slots)
 
         for session in self._on.get(name, ()):
             state = self._sessions[session]
@@ -232,6 +232,12 @@ class Accounts:
             line = Line(kind, user, "" if card else session, model, node, card, project=project)
             self.lines[kind, user, session] = line
         return line
+
+
+def _borne(cost: int, first: int, last: int, slots: int) -> int:
+    """What the slots from `first` until before `last` (of `slots`) bear of a cost: the sum of (cost + i) // slots."""
+    whole, rest = divmod(cost, slots)
+    return (last - first) * whole + max(0, last + rest - slots) - max(0, first + rest - slots)
 
 
 def _says_something(line: Line) -> bool:
