@@ -22,7 +22,7 @@ _CODECARBON = """
 import logging, sys
 from codecarbon import OfflineEmissionsTracker
 logging.disable(logging.CRITICAL)
-tracker = OfflineEmissionsTracker(country_iso_code="DEU", measure_power_secs=1, save_to_file=False, gpu_ids=[0])
+tracker = OfflineEmissionsTracker(country_iso_code="DEU", measure_power_secs=1, save_to_file=False)
 print("ready", flush=True)
 sys.stdin.readline()
 tracker.start()
@@ -72,7 +72,12 @@ def _beside(node: Machine) -> subprocess.Popen[str] | None:
     if importlib.util.find_spec("codecarbon") is None:
         print("CodeCarbon is not installed: pip install codecarbon")
         return None
-    env = {**os.environ, **node.cards.env()}
+    # it asks NVML, as we do, but only where this program is there
+    smi = node.state / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text("#!/bin/sh\n")
+    smi.chmod(0o755)
+    env = {**os.environ, **node.cards.env(), "PATH": f"{smi.parent}:{os.environ['PATH']}"}
     command = [sys.executable, "-W", "ignore", "-c", _CODECARBON]
     program = subprocess.Popen(
         command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
