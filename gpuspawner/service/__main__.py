@@ -26,6 +26,7 @@ from gpuspawner.service.place import Place
 from gpuspawner.service.policy.book import Book
 from gpuspawner.service.policy.people import HubDirectory
 from gpuspawner.service.policy.source import PolicySource
+from gpuspawner.service.requests.events import Events
 from gpuspawner.service.requests.rate import RateLimit
 from gpuspawner.service.sessions import SessionService
 from gpuspawner.service.store import Store
@@ -45,6 +46,8 @@ def main() -> int:
         token = place.token
         folder = settings.state / "service"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        told = os.environ.get("GPUSPAWNER_EVENT_LOG")
+        events = Events(Path(told).expanduser().absolute()) if told else None
         rate = _rate(os.environ.get("GPUSPAWNER_REQUESTS_PER_SECOND") or "50")
         named = os.environ.get("GPUSPAWNER_POLICY")
         path = Path(named).expanduser().absolute() if named else settings.state / "policy.yaml"
@@ -69,6 +72,7 @@ def main() -> int:
         choose_card=settings.choose_card,
         burst=settings.burst,
         rate=RateLimit(rate),
+        events=events,
         sign_in=PageSignIn(token, settings.service_prefix, place.hub_api),
     )
     _answer_promptly()

@@ -31,6 +31,7 @@ from gpuspawner.service.policy.book import View
 from gpuspawner.service.policy.decide import Forbidden, Policy
 from gpuspawner.service.policy.routes import policy_routes
 from gpuspawner.service.requests.desk import Desk
+from gpuspawner.service.requests.events import Events
 from gpuspawner.service.requests.metrics import Metrics
 from gpuspawner.service.requests.rate import RateLimit
 from gpuspawner.service.requests.records import Records
@@ -57,6 +58,7 @@ def create_app(
     choose_card: bool = False,
     burst: bool = False,
     rate: RateLimit | None = None,
+    events: Events | None = None,
     sign_in: PageSignIn | None = None,
 ) -> FastAPI:
     """The service as an ASGI app below `prefix`. It watches the fleet while it runs. `choose_card`: whether a start
@@ -80,7 +82,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    records = None if sessions is None else Records(sessions.store.engine)
+    records = None if sessions is None else Records(sessions.store.engine, events)
     metrics = Metrics(sessions)
     own = getattr(authenticator, "own_token", b"")
     app.add_middleware(Desk, records=records, rate=rate or RateLimit(), metrics=metrics, prefix=api, own_token=own)

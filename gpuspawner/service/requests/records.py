@@ -12,6 +12,7 @@ from sqlalchemy import Engine, Table, delete, insert, select, text
 from sqlalchemy.exc import IntegrityError
 
 from gpuspawner.service.clock import now_ms
+from gpuspawner.service.requests.events import Events
 from gpuspawner.service.tables import AuditRow, ReplyRow, SessionRow
 
 _REPLIES, _AUDIT = cast(Table, ReplyRow.__table__), cast(Table, AuditRow.__table__)
@@ -30,10 +31,11 @@ def audit_hash(row: Any) -> str:
 
 
 class Records:
-    """Reads and writes them. Thread-safe."""
+    """Reads and writes them. Thread-safe. `events`: where the audit's rows are said too."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, events: Events | None = None) -> None:
         self._engine = engine
+        self._events = events
         self._writing = threading.Lock()
 
     def reply(self, key: str) -> tuple[str, int, str] | None:
@@ -67,6 +69,8 @@ class Records:
             row["id"], row["prev"] = (1, "") if last is None else (last.id + 1, last.hash)
             row["hash"] = audit_hash(row)
             connection.execute(insert(_AUDIT), row)
+        if self._events is not None:
+            self._events.say(row)
 
     def audit(self, limit: int, before: int | None = None, user: str | None = None) -> list[AuditRow]:
         """Rows of the audit, newest first."""

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
-from support.memory_fleet import House, MemoryFleet
+from support.memory_fleet import House, MemoryFleet, Tokens
 
+from gpuspawner.errors import Unavailable
+from gpuspawner.service.app import create_app
+from gpuspawner.service.requests.events import Events
 from gpuspawner.service.requests.rate import RateLimit
 
 DASHBOARD = Path(__file__).parents[3] / "docs/how-to/monitor/dashboard.json"
@@ -113,6 +117,28 @@ def test_the_audit_says_who_did_what_to_whom_from_where_and_why(house: House) ->
         connection.execute(sa.text("DROP TRIGGER audit_no_UPDATE"))
         connection.execute(sa.text("UPDATE audit SET actor = 'nobody' WHERE id = 2"))
     assert "Row 2 of the audit was changed" in house.ask("admin", "GET", "/audit").json()["problem"]
+
+
+def test_the_audit_by_jupyters_event_system(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    house = House(tmp_path)
+    app = create_app(house.service, Tokens(), house.tariff, events=Events(path))  # type: ignore[arg-type]
+    client = TestClient(app, base_url="http://test/api/v1")
+    body = {"user": "ann", "share": "1/8"}
+    for who in ("hub", "eve"):
+        client.post("/sessions", json=body, headers={"Authorization": f"Bearer {who}"})
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["actor"], line["action"], line["user"], line["status"]) for line in lines] == [
+        ("hub", "POST /sessions", "ann", 201),
+        ("eve", "POST /sessions", "ann", 403),
+    ]
+    assert {line["__schema__"] for line in lines} == {"https://schema.jupyter.org/gpuspawner/change"}
+    rows = house.ask("admin", "GET", "/audit").json()["entries"]
+    assert [line["hash"] for line in lines] == [row["hash"] for row in reversed(rows)]
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(Unavailable, match="cannot be written"):
+        Events(tmp_path)
+    house.engine.dispose()
 
 
 def test_metrics_and_the_dashboard_that_shows_them(house: House) -> None:
