@@ -247,6 +247,7 @@ def _router(
     def end(session: str, caller: Caller) -> schemas.Session | schemas.Waiting:
         """End a session, its processes included. The hub and administrators only: users stop their server. One that
         waits leaves the queue; its user may say so too."""
+        sessions.must_lead()
         entry = sessions.queue.entries.get(session)
         if (
             entry is not None

@@ -34,14 +34,16 @@ class _Use:
     hub_said: float | None = None
     tried_to_shrink: bool = False
     shrunk_from: str | None = None
+    shrunk_at: float = 0.0
 
 
 class IdleWatch:
     """How long each session has been idle, and what follows from it.
 
     `busy` is asked at each look: for each session whether the driver shows work of it since the last look, None
-    where it cannot say. `shrink` (session, share, reason) is called once in an idle time. Thread-safe. A restart
-    begins all times anew.
+    where it cannot say. `shrink` (session, share, reason) is called once in an idle time, `give_back` (session, share)
+    once a session that was made smaller is used again. Thread-safe. A restart begins all times anew, and forgets what
+    is to be given back.
     """
 
     def __init__(
@@ -50,7 +52,9 @@ class IdleWatch:
         busy: Callable[[], Mapping[str, bool | None]],
         shrink: Callable[[str, GPUShare, str], None],
         clock: Callable[[], float] = time.monotonic,
+        give_back: Callable[[str, GPUShare], None] = lambda _session, _share: None,
     ) -> None:
+        self._give_back = give_back
         self.times = times
         self._busy = busy
         self._shrink = shrink
@@ -117,7 +121,25 @@ class IdleWatch:
                 if now - use.last < (self.times.warn or 0):
                     use.tried_to_shrink = False
         if self.times.shrink is not None:
+            self._give_back_to_used(running)
             self._shrink_idle(running, self.times.shrink, now)
+
+    def chose(self, session: str) -> None:
+        """A session's user has chosen its share: nothing is to be given back."""
+        with self._lock:
+            if (use := self._uses.get(session)) is not None:
+                use.shrunk_from = None
+
+    def _give_back_to_used(self, running: Mapping[str, GPUShare]) -> None:
+        for session, share in running.items():
+            with self._lock:
+                use = self._uses[session]
+                before = use.shrunk_from
+                if before is None or use.last <= use.shrunk_at:
+                    continue
+                use.shrunk_from = None
+            if share == SMALLEST:
+                self._give_back(session, GPUShare.parse(before))
 
     def _shrink_idle(self, running: Mapping[str, GPUShare], after: float, now: float) -> None:
         for session, share in running.items():
@@ -136,7 +158,7 @@ class IdleWatch:
             except GPUSpawnerError as error:  # its memory is in use, say: the share stays as it is
                 log.info("idle session %s keeps its share: %s", session, error)
             else:
-                use.shrunk_from = share.amount
+                use.shrunk_from, use.shrunk_at = share.amount, now
 
     def notices(self, session: str, share: GPUShare) -> Collection[Notice]:
         """What the session's user should be told of."""
@@ -152,7 +174,8 @@ class IdleWatch:
         since = time.time() - idle
         if shrunk_from is not None:
             message = (
-                f"Shrunk from {shrunk_from} to {share.amount} because nothing was done in it. Resize it as needed."
+                f"Shrunk from {shrunk_from} to {share.amount} because nothing was done in it. "
+                "It grows back once it is used, when there is room."
             )
             found.append(Notice("idle_shrunk", message, since))
         if idle < self.times.warn:

@@ -51,7 +51,12 @@ class SessionService:
         self.budgets = Budgets(self.book.source, self.book.directory, store.engine)
         self._next_budgets = 0.0
         self.keeper = Keeper(fleet, store, lambda: self.book.source.current.prices)
-        self.idle = IdleWatch(idle_times or IdleTimes(), fleet.busy, self._shrink)
+        self.idle = IdleWatch(
+            idle_times or IdleTimes(),
+            fleet.busy,
+            self._shrink,
+            give_back=lambda session, share: self.queue.give_back(session, share),
+        )
         self.cordons = CordonBook(store, fleet)
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         # Who ends a session and why, from the moment it begins until its eighths are free.
@@ -226,6 +231,8 @@ class SessionService:
             row = _still_there(row)
         if actor != "queue":
             self.queue.chose(session, share)
+        if actor not in ("queue", "node"):
+            self.idle.chose(session)
         return row
 
     def _check_growth(self, session: str, share: GPUShare, before: Grant) -> None:

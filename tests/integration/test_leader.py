@@ -44,6 +44,29 @@ def test_one_leads_and_the_other_takes_over(cluster: Postgres, tmp_path: Path) -
     assert two.ask("admin", "GET", "/ledger/verify").json()["ok"]
 
 
+def test_who_waits_waits_at_the_one_that_takes_over(cluster: Postgres, tmp_path: Path) -> None:
+    url, fleet = cluster.database(), MemoryFleet(cards=1)
+    houses = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        houses.append(House(tmp_path / name, fleet=fleet, url=url, leadership=PostgresLeadership))
+    one, two = houses
+    ann = one.start("ann", "1").json()["session"]["id"]
+    waits = [one.start(user, "1", wait=True).json()["waiting"]["id"] for user in ("bob", "cy")]
+    assert [each["id"] for each in two.ask("hub", "GET", "/queue").json()["queue"]] == waits
+    for refused in (two.ask("hub", "GET", f"/queue/{waits[0]}"), two.ask("hub", "DELETE", f"/sessions/{waits[0]}")):
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_leader")
+    one.service.leadership.close()  # type: ignore[attr-defined]
+    until(lambda: two.service.look() or two.service.leadership.leads, 60, "the other one to lead")  # type: ignore[func-returns-value]
+    places = [two.ask("hub", "GET", f"/queue/{session}").json()["state"] for session in waits]
+    assert places == ["waiting", "waiting"]
+    two.ask("hub", "DELETE", f"/sessions/{ann}")
+    two.service.look()
+    states = [two.ask("hub", "GET", f"/queue/{session}").json()["state"] for session in waits]
+    assert states == ["placed", "waiting"]
+    assert set(fleet.held) == {waits[0]}
+
+
 def test_a_database_that_was_away(tmp_path: Path) -> None:
     with postgres() as own:
         house = House(tmp_path, url=own.database(), leadership=PostgresLeadership)

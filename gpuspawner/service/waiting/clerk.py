@@ -14,12 +14,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
-from gpuspawner.errors import Conflict, GPUSpawnerError, NoRoom, NotFound
+from gpuspawner.errors import Conflict, GPUSpawnerError, NotFound
 from gpuspawner.fleet.base import CardState, Fleet, Notice
-from gpuspawner.fleet.placement import no_room_reason, place
+from gpuspawner.fleet.placement import place
 from gpuspawner.queue import STANDARD, Action, Board, Grow, Shrink, Start, Waiting, decide
 from gpuspawner.queue.clockwork import expected_wait, expected_waits
 from gpuspawner.queue.forecast import Expected, Record
@@ -29,6 +29,7 @@ from gpuspawner.service.store import LIVE, Store
 from gpuspawner.service.tables import SessionRow
 from gpuspawner.service.waiting.entries import Entries, Entry, Wish
 from gpuspawner.service.waiting.scene import Scene, scene, use_of
+from gpuspawner.service.waiting.telling import Place, Steady, reason_of
 from gpuspawner.service.waiting.use import recent_use
 from gpuspawner.share import GPUShare
 
@@ -61,29 +62,6 @@ class House(Protocol):
     def resize(self, session: str, share: GPUShare, actor: str, reason: str | None = None) -> SessionRow:
         """Change a running session's share."""
         ...
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where somebody stands: `place` counts from 1; `expected` is None where it is not known."""
-
-    row: Entry
-    place: int | None
-    reason: str
-    waited: float
-    expected: Expected | None = None
-    in_time: bool | None = None
-
-
-class Steady:
-    """Seconds since the epoch that never go back, whatever the machine's clock does."""
-
-    def __init__(self, not_before: float = 0.0) -> None:
-        self._began = max(time.time(), not_before)
-        self._ticks = time.monotonic()
-
-    def __call__(self) -> float:
-        return self._began + time.monotonic() - self._ticks
 
 
 class Clerk:
@@ -225,6 +203,26 @@ class Clerk:
                 run_seconds=wish.run_seconds,
                 deadline_ms=wish.deadline_ms,
             )
+
+    def give_back(self, session: str, share: GPUShare) -> None:
+        """A session that was made smaller for another reason is to have `share` again as soon as there is room."""
+        with self._lock:
+            row, known = self.entries.get(session), self._house.store.session(session)
+            if row is not None:
+                self.entries.change(session, share=share.amount, taken_by="nobody", taken_ms=None)
+            elif known is not None and known.state in LIVE:
+                self.entries.add(
+                    id=session,
+                    user=known.user,
+                    server=known.server,
+                    state="running",
+                    kind=known.kind,
+                    share=share.amount,
+                    since_ms=known.created_ms,
+                    burst=known.burst,
+                    taken_by="nobody",
+                )
+        self.decide()
 
     def notices(self, session: SessionRow) -> list[Notice]:
         """That a session was made smaller for somebody more urgent."""
@@ -494,18 +492,4 @@ class Clerk:
         if row.id not in self._order:
             return Place(row, None, self._aside.get(row.id, "A place is looked for."), waited, expected, in_time)
         number, asked = self._order[row.id]
-        return Place(row, number + 1, _reason(asked, self._states, number), waited, expected, in_time)
-
-
-def _reason(asked: Waiting, states: list[CardState], before: int) -> str:
-    """Why somebody waits, in a sentence or two."""
-    matching = [state for state in states if state.card.is_model(asked.share.model)]
-    allowed = [state for state in matching if state.card.uuid not in asked.never]
-    try:
-        place(asked.share, allowed)
-    except (NoRoom, NotFound):
-        reason = no_room_reason(asked.share, allowed or matching)
-    else:
-        reason = "What is free is kept for somebody who goes before."
-    ahead = "" if not before else f" {before} {'is' if before == 1 else 'are'} before this one."
-    return f"{reason}{ahead}"
+        return Place(row, number + 1, reason_of(asked, self._states, number), waited, expected, in_time)

@@ -10,7 +10,7 @@ from gpuspawner.service.auth import Authenticator, Principal, signed_in
 from gpuspawner.service.sessions import SessionService
 from gpuspawner.service.store import LIVE
 from gpuspawner.service.views import iso
-from gpuspawner.service.waiting.clerk import Place
+from gpuspawner.service.waiting.telling import Place
 
 
 def queue_routes(sessions: SessionService, authenticator: Authenticator) -> APIRouter:
@@ -42,6 +42,7 @@ def queue_routes(sessions: SessionService, authenticator: Authenticator) -> APIR
     def place(caller: Caller, session: str) -> schemas.Waiting:
         """Where somebody stands. When the hub asks, the place is kept: it is given away to nobody who is not asked
         for."""
+        sessions.must_lead()
         row = sessions.queue.entries.get(session)
         live = None if row is not None and row.state == "waiting" else sessions.store.session(session[:32])
         if row is not None and row.state == "waiting":

@@ -21,7 +21,10 @@ class World:
         self.share = HALF
         self.in_use = False
         self.shrinks: list[str] = []
-        self.watch = IdleWatch(times, lambda: {"s": self.work}, self.shrink, lambda: self.now)
+        self.back: list[GPUShare] = []
+        self.watch = IdleWatch(
+            times, lambda: {"s": self.work}, self.shrink, lambda: self.now, lambda _, share: self.back.append(share)
+        )
 
     def shrink(self, session: str, share: GPUShare, why: str) -> None:
         self.shrinks.append(why)
@@ -133,3 +136,21 @@ def test_where_it_is_off_nothing_is_asked() -> None:
 )
 def test_times_in_words(seconds: float, text: str) -> None:
     assert words(seconds) == text
+
+
+def test_what_was_taken_for_idleness_is_given_back_once_it_is_used(world: World) -> None:
+    world.go(90)
+    assert world.share == EIGHTH
+    world.go(20)
+    assert world.back == []
+    world.work = True
+    world.go(8)
+    assert world.back == [HALF], "once"
+
+
+def test_who_chose_a_share_meanwhile_keeps_it(world: World) -> None:
+    world.go(90)
+    world.watch.chose("s")
+    world.work = True
+    world.go(10)
+    assert world.back == []

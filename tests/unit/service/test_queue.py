@@ -315,6 +315,21 @@ def test_two_urgent_ones_do_not_take_from_each_other(tmp_path: Path) -> None:
     assert waits.status_code == 202
 
 
+def test_what_idleness_took_comes_back_when_there_is_room(tmp_path: Path) -> None:
+    at = house(tmp_path)
+    ann = at.start("ann", "1/2").json()["session"]["id"]
+    at.service._shrink(ann, GPUShare(1), "idle")
+    bob = at.start("bob", "1/2").json()["session"]["id"]
+    cyd = at.start("cyd", "1/4").json()["session"]["id"]
+    at.service.queue.give_back(ann, GPUShare(4))
+    assert at.fleet.held[ann].eighths_per_card == 2, "as far as there is room"
+    at.ask("hub", "DELETE", f"/sessions/{cyd}")
+    at.service.look()
+    assert at.fleet.held[ann].eighths_per_card == 4
+    assert at.fleet.held[bob].eighths_per_card == 4
+    assert not at.service.queue._busy
+
+
 def test_a_storm_of_urgent_requests_takes_what_can_be_spared_and_no_more(tmp_path: Path) -> None:
     at = House(tmp_path, CLASSES, Fleet(cards=2), **{f"u{number}": {"serving"} for number in range(1000)})
     running = [at.start(*each).json()["session"]["id"] for each in (("tom", "1"), ("ann", "1/2"), ("abe", "1/2"))]
