@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
@@ -11,6 +12,7 @@ import re
 import time
 from typing import Any
 from urllib.parse import unquote
+from weakref import WeakValueDictionary
 
 from fastapi.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -48,6 +50,8 @@ class Desk:
         self._metrics = metrics
         self._prefix = prefix
         self._own = own_token
+        # two requests with one key wait for each other
+        self._keys: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it here."""
@@ -64,7 +68,7 @@ class Desk:
                 return
         message = await receive()
         body: bytes = message.get("body", b"")
-        heard = _Heard(send, keep=b"idempotency-key" in headers)
+        heard = _Heard(send)
 
         async def replay() -> Message:
             nonlocal message
@@ -96,6 +100,11 @@ class Desk:
         key = hashlib.sha256(token + b"\0" + given).hexdigest()
         what = f"{scope['method']} {scope['path']}\0".encode() + body
         fingerprint = hashlib.sha256(what).hexdigest()
+        async with self._keys.setdefault(key, asyncio.Lock()):
+            await self._answer_once(scope, receive, heard, key, fingerprint)
+
+    async def _answer_once(self, scope: Scope, receive: Receive, heard: _Heard, key: str, fingerprint: str) -> None:
+        assert self._records is not None
         kept = await run_in_threadpool(self._records.reply, key)
         if kept is not None and kept[0] != fingerprint:
             message = "Idempotency-Key: was used for another request."
@@ -105,9 +114,14 @@ class Desk:
             extra = [(b"idempotency-replayed", b"true")]
             await _answer(heard, kept[1], kept[2].encode(), extra)
             return
-        await self._app(scope, receive, heard)
-        if heard.status and heard.status < 500 and heard.status not in (401, 429):
-            await run_in_threadpool(self._records.keep, key, fingerprint, heard.status, heard.body.decode())
+        held: list[Message] = []
+        answer = _Heard(_into(held), keep=True)
+        await self._app(scope, receive, answer)
+        # kept before it is sent: who has the answer and asks again gets the same one
+        if answer.status and answer.status < 500 and answer.status not in (401, 429):
+            await run_in_threadpool(self._records.keep, key, fingerprint, answer.status, answer.body.decode())
+        for message_held in held:
+            await heard(message_held)
 
     async def _note(self, scope: Scope, headers: dict[bytes, bytes], body: bytes, status: int) -> None:
         """Write a change, or an attempt at one, into the audit."""
@@ -134,10 +148,17 @@ class Desk:
             log.exception("the audit could not be written: %s", entry)
 
 
+def _into(held: list[Message]) -> Send:
+    async def send(message: Message) -> None:
+        held.append(message)
+
+    return send
+
+
 class _Heard:
     """Passes an answer on, and remembers its status, and with `keep` all of it."""
 
-    def __init__(self, send: Send, keep: bool) -> None:
+    def __init__(self, send: Send, keep: bool = False) -> None:
         self._send = send
         self._keep = keep
         self.status = 0

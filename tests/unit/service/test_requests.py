@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
 
+import httpx
 import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
@@ -40,6 +42,19 @@ def test_a_change_with_a_key_happens_once(house: House) -> None:
     assert mine.status_code == 200, "another token's key is another key"
     bad = house.ask("ann", "PATCH", at, json={"share": "1"}, headers={"Idempotency-Key": "a b"})
     assert (bad.status_code, bad.json()["error"]["field"]) == (422, "Idempotency-Key")
+
+
+async def test_the_same_key_twice_at_once_is_one_change(house: House) -> None:
+    session = house.start("ann", "1/8").json()["session"]["id"]
+    row = house.store.ledger(session)[0].id
+    headers = {"Idempotency-Key": "0123456789", "Authorization": "Bearer admin"}
+    body = {"row": row, "amount": "1.00", "reason": "twice"}
+    transport = httpx.ASGITransport(house.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test/api/v1") as client:
+        both = await asyncio.gather(*(client.post("/ledger/corrections", json=body, headers=headers) for _ in range(5)))
+    assert {answer.status_code for answer in both} == {201}
+    assert len({answer.json()["id"] for answer in both}) == 1
+    assert [each.kind for each in house.store.ledger(session)] == ["correction", "start"]
 
 
 def test_a_refusal_is_kept_and_a_missing_sign_in_is_not(house: House) -> None:
