@@ -47,8 +47,8 @@ def run(given: argparse.Namespace) -> int:
             print(line)
         return 0
     trace = read(given.trace)
-    # how often the told wait was right is found out on about 200 of them
-    ask_every = max(1, len(trace.jobs) // 200)
+    # how often the told wait was right is found out on about 500 of them
+    ask_every = max(1, len(trace.jobs) // 500)
     names = given.policy or list(POLICIES)
     results = []
     for name in dict.fromkeys(names):
