@@ -91,7 +91,7 @@ def opened(page: Page, hash_: str = "") -> Locator:
     return page.get_by_role("complementary", name="Details")
 
 
-def test_who_holds_what_in_a_bar_in_words_and_in_a_table(admin: Page) -> None:
+def test_who_holds_what_in_a_bar_and_in_words(admin: Page, hub: Stack) -> None:
     expect(rows(admin)).to_have_count(4)
     first = rows(admin).first
     expect(first.get_by_role("img")).to_have_attribute(
@@ -101,6 +101,12 @@ def test_who_holds_what_in_a_bar_in_words_and_in_a_table(admin: Page) -> None:
     expect(first).to_contain_text(re.compile(r"0\.0 / 79\.6 GiB.*\d+ °C.*\d+ W"))
     assert admin.evaluate("window.hacked") is None
     assert admin.locator("#panel img").count() == 0
+    with hub.service() as service:  # somebody with a name for pictures instead
+        (session,) = service.get("/sessions", params={"user": HOSTILE}).json()["sessions"]
+        service.delete(f"/sessions/{session['id']}")
+        expect(first.get_by_role("img")).to_have_attribute("aria-label", "Eighths: ann 2, bob / lab 1, free 5")
+        assert service.post("/sessions", json={"user": "dan", "share": "1/2"}).status_code == 201
+    expect(first).to_contain_text("dan 4/8")
 
 
 def test_a_card_is_taken_out_of_use_and_back_by_keyboard(admin: Page, hub: Stack) -> None:
