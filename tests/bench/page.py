@@ -31,12 +31,15 @@ from gpuspawner.service.sessions import SessionService
 from gpuspawner.service.store import Store
 from gpuspawner.service.tables import SessionRow
 from gpuspawner.service.tariff import Tariff
+from gpuspawner.share import GPUShare
 from tests.support.common import free_ports, until
 from tests.support.memory_fleet import MemoryFleet, Tokens
 
 NODES, CARDS, SESSIONS = 1000, 8, 8000
 #: So many sessions change each second.
 CHANGING = 100
+#: Eighths that they hold.
+SIZES = (1, 2, 4)
 PREFIX = "/services/gpuspawner/"
 _CHROMIUM = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
 
@@ -51,7 +54,7 @@ class Busy(MemoryFleet):
         self._next = time.monotonic()
         for number, (uuid, state) in enumerate(self.states.items()):
             self.now[uuid] = CardReadings(number << 20, number % 101, 30 + number % 50, 70.0 + number % 600)
-            self.held[f"s-{number:012x}"] = Grant(f"s-{number:012x}", (state.card,), 1 + number % 4)
+            self.held[f"s-{number:012x}"] = Grant(f"s-{number:012x}", (state.card,), SIZES[number % 3])
         for uuid, grant in zip(self.states, self.held.values(), strict=True):
             self.states[uuid] = replace(self.states[uuid], free_eighths=8 - grant.eighths_per_card)
 
@@ -60,7 +63,7 @@ class Busy(MemoryFleet):
             self._next += 1
             for session in self._dice.sample(list(self.held), CHANGING):
                 grant = self.held[session]
-                self.held[session] = replace(grant, eighths_per_card=1 + grant.eighths_per_card % 4)
+                self.held[session] = replace(grant, eighths_per_card=self._dice.choice(SIZES))
                 self.used[session] = self._dice.randrange(10 << 30)
         return list(self.held.values())
 
@@ -71,19 +74,28 @@ class Busy(MemoryFleet):
         return True
 
 
+class Follows:
+    """A service that only shows: the ledger is not what is measured."""
+
+    leads = False
+
+    def refresh(self) -> bool:
+        return False
+
+
 def _serve(port: int, folder: str) -> None:
     fleet, tariff = Busy(), Tariff()
     engine = open_database(f"sqlite:///{folder}/db")
     store = Store(engine, tariff)
     rows = [
-        {"id": session, "user": f"user{number}", "server": "", "state": "running", "share": "1/4", "model": "H100-80GB"}
+        {"id": session, "user": f"user{number}", "server": "", "state": "running", "model": "H100-80GB"}
+        | {"share": GPUShare(grant.eighths_per_card).amount}
         | {"cards": f'["{grant.cards[0].uuid}"]', "created_ms": 1_700_000_000_000 + number, "burst": False}
         for number, (session, grant) in enumerate(fleet.held.items())
     ]
     with engine.begin() as connection:
         connection.execute(insert(SessionRow), rows)
-    service = SessionService(cast(Fleet, fleet), store)
-    service.look = lambda: None  # type: ignore[method-assign]  # the ledger is not what is measured
+    service = SessionService(cast(Fleet, fleet), store, leadership=Follows())
     sign_in = PageSignIn("secret", PREFIX, "http://127.0.0.1:9/hub/api")
     app = create_app(service, cast(Authenticator, Tokens()), tariff, PREFIX, sign_in=sign_in)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
@@ -126,7 +138,8 @@ def load(page: Page, url: str) -> dict[str, Any]:
     """Load the page; milliseconds from the request to the first card drawn, and to all cards known."""
     page.goto("about:blank")
     page.goto(url)
-    page.wait_for_function("window.firstCard && window.allCards")
+    # not wait_for_function, which the page's Content-Security-Policy forbids
+    until(lambda: page.evaluate("window.firstCard > 0 && window.allCards > 0"), 120, "all cards to be there")
     return {"first": page.evaluate("window.firstCard"), "all": page.evaluate("window.allCards")}
 
 

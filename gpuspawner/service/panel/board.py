@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from gpuspawner.fleet.base import CardReadings, CardState, Grant
@@ -17,7 +18,6 @@ from gpuspawner.service.auth import Principal
 from gpuspawner.service.cordons import THIS_MACHINE
 from gpuspawner.service.sessions import SessionService
 from gpuspawner.service.store import LIVE
-from gpuspawner.service.tables import SessionRow
 from gpuspawner.service.tariff import Pricing
 from gpuspawner.share import GPUShare
 
@@ -173,15 +173,14 @@ class Board:
 
     def _sessions_now(self) -> dict[str, Json]:
         grants = {grant.session: grant for grant in self._service.fleet.grants()}
-        rows = self._service.store.sessions(states=(*LIVE, "ending"))
         prices: dict[tuple[str, str], str] = {}
-        return {row.id: self._session(row, grants.get(row.id), prices) for row in rows}
+        return {row.id: self._session(row, grants.get(row.id), prices) for row in self._service.store.held()}
 
-    def _session(self, row: SessionRow, grant: Grant | None, prices: dict[tuple[str, str], str]) -> Json:
-        share = GPUShare.parse(row.share)
+    def _session(self, row: Any, grant: Grant | None, prices: dict[tuple[str, str], str]) -> Json:
+        share = _share(row.share)
         live = grant is not None and not grant.ended and row.state in LIVE
         if live and grant is not None and share.cards == 1 and grant.eighths_per_card:
-            share = GPUShare(grant.eighths_per_card)
+            share = _part(grant.eighths_per_card)
         key = share.amount, row.model
         if key not in prices:
             prices[key] = self._tariff.price(share, row.model)
@@ -202,6 +201,11 @@ class Board:
             "created": views.iso(row.created_ms),
             "burst": row.burst,
         }
+
+
+# thousands of sessions have the same few
+_share = lru_cache(256)(GPUShare.parse)
+_part = lru_cache(16)(GPUShare)
 
 
 def event(kind: str, body: Json, number: str | None = None) -> bytes:

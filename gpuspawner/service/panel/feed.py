@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds between looks, and at most this part of the time is spent on looking.
 INTERVAL = 1.0
-DUTY = 0.25
+DUTY = 0.5
 #: A sign of life after so many seconds without a change.
 BEAT = 5.0
 #: Seconds for which a sign-in is believed while its stream is open.
