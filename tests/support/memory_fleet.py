@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Engine
 
 from gpuspawner.card import Card
-from gpuspawner.errors import NoRoom
+from gpuspawner.errors import NoRoom, NotFound
 from gpuspawner.fleet.base import (
     CardHealth,
     CardReadings,
@@ -110,7 +110,9 @@ class MemoryFleet:
 
     def resize(self, session: str, eighths: int) -> None:
         with self._lock:
-            before = self.held[session]
+            before = self.held.get(session)
+            if before is None:
+                raise NotFound("This session has ended.")
             more = eighths - before.eighths_per_card
             if more > self.states[before.cards[0].uuid].free_eighths:
                 raise NoRoom("Others hold it.")
