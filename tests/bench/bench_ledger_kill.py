@@ -31,7 +31,7 @@ def run() -> tuple[float, str]:
 
 
 def _of(name: str, folder: Path, url: str) -> int:
-    plan = json.dumps({"seed": 7, "kills": KILLS, "outages": False, "lives": 1.5, "step": 1.0})
+    plan = json.dumps({"seed": 7, "kills": KILLS, "outages": False, "lives": 6, "step": 1.0})
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.month", str(folder), url, plan]
     done = subprocess.run(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True)
     found = json.loads(done.stdout.splitlines()[-1])

@@ -41,7 +41,8 @@ _SHARES = ("1/8", "1/8", "1/4", "1/2", "1")
 @dataclass(frozen=True)
 class Plan:
     """`kills`: end when there were so many, else when the month is over. `step`: at most so many hours between two
-    rounds of actions. `outages`: whether the service sometimes stays away after a kill. `lives`: seconds, at most."""
+    rounds of actions. `outages`: whether the service sometimes stays away after a kill. `lives`: simulated
+    hours between two kills, at most."""
 
     seed: int = 1
     people: int = 300
@@ -52,7 +53,7 @@ class Plan:
     actions: int = 4
     outages: bool = True
     kills: int | None = None
-    lives: float = 1.5
+    lives: float = 100.0
 
 
 class Month:
@@ -89,13 +90,13 @@ class Month:
         """The month; what was found in the books afterwards."""
         while not self._over:
             life = self._fork()
-            time.sleep(self.random.uniform(0.05, self.plan.lives))
+            self._let_live(life)
             os.kill(life, signal.SIGKILL)
             _, status = os.waitpid(life, 0)
             if os.WIFEXITED(status) and os.WEXITSTATUS(status):
                 raise RuntimeError("a service failed; its words are above")
             self.kills += os.WIFSIGNALED(status)
-            if self.plan.outages and self.random.random() < 0.3 and not self._over:
+            if self.plan.outages and self.kills % 4 == 1 and not self._over:
                 self._stay_away()
         _, status = os.waitpid(self._fork(last=True), 0)
         if status:
@@ -104,6 +105,17 @@ class Month:
         found = check(house, entries(self.folder / "fleet"), self.outages, self.now, self.plan.seed)
         house.engine.dispose()
         return {**found, "people": self.plan.people, "kills": self.kills, "outages": len(self.outages)}
+
+    def _let_live(self, life: int) -> None:
+        """Wait until a service is to be killed: by the simulated clock, and some while it starts."""
+        until = self.now + int(self.random.uniform(0, self.plan.lives) * HOUR)
+        early = self.random.random() < 0.2
+        latest = time.monotonic() + (self.random.uniform(0.02, 0.4) if early else 60)
+        while self.now <= until and time.monotonic() < latest:
+            if os.waitid(os.P_PID, life, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                return
+            time.sleep(0.005)
+        time.sleep(self.random.uniform(0, 0.1))
 
     def _fleet(self) -> KeptFleet:
         return KeptFleet(self.folder / "fleet", self.plan.nodes, self.plan.cards, owners=self.plan.seed % 2 == 0)

@@ -136,7 +136,7 @@ def check(
 
     berlin = house.source.current.prices.zone
     begin, end = month_of("2026-10", berlin)
-    days = [begin + 86400 * day for day in range(33) if begin + 86400 * day < min(end, now)]
+    days = [begin + 86400 * day for day in range(33) if first < begin + 86400 * day < min(end, now)]
     chance = random.Random(seed)
     cuts = sorted({first, now, *(chance.randrange(first, now) for _ in range(8))})
     nodes = [f"n{node}" for node in range(len({state.node for state in house.fleet.states.values()}))]
