@@ -264,7 +264,10 @@ class SessionService:
         self.must_lead()
         self._known(session)
         self._ends.setdefault(session, (actor, self.idle.reason(session, reason)))
-        self._ended(session, self.fleet.end(session, reason))
+        freed = self.fleet.end(session, reason)
+        if not freed:  # a resize may be in force that is not written down yet
+            self._write_what_is_left(self._known(session), self.fleet.grant(session))
+        self._ended(session, freed)
         return self._known(session)
 
     def look(self) -> None:

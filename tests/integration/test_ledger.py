@@ -367,3 +367,15 @@ def test_two_writers_make_one_chain(cluster: Postgres, tmp_path: Path) -> None:
     assert store_module.LIVE
     for house in houses:
         house.engine.dispose()
+
+
+def test_what_stays_reserved_is_what_was_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session ends between a change of its share and the writing down of it, and its memory stays for a while."""
+    house = House(tmp_path, COSTS)
+    session = house.start("ann", "1/2").json()["session"]["id"]
+    house.fleet.resize(session, 1)
+    monkeypatch.setattr(house.fleet, "end", lambda _session, _reason: False)
+    assert house.ask("hub", "DELETE", f"/sessions/{session}").status_code == 200
+    rows_say = house.ask("admin", "GET", f"/events?session={session}").json()["events"]
+    assert [(row["kind"], row["eighths"]) for row in rows_say] == [("end", 0), ("resize", 1), ("start", 4)]
+    house.engine.dispose()
