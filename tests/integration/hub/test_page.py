@@ -87,12 +87,13 @@ def test_the_cookie_alone_counts_for_nothing(hub: Stack) -> None:
         body.pop("reason")
         why = {**headers, "X-GPUSpawner-Reason": "UTF-8''L%C3%BCfter%20ersetzt"}
         assert admin.post(f"{API}/cordons/lift", json=body, headers=why).status_code == 200
-        rows = admin.get(f"{API}/audit", headers=headers).json()["entries"]
-        assert (rows[0]["action"], rows[0]["why"], rows[0]["actor"]) == (
-            "POST /cordons/lift",
-            "Lüfter ersetzt",
-            "admin",
-        )
+        written = ("POST /cordons/lift", "Lüfter ersetzt", "admin")
+
+        def newest() -> bool:  # the audit is written when the answer is on its way already
+            row = admin.get(f"{API}/audit", headers=headers).json()["entries"][0]
+            return (row["action"], row["why"], row["actor"]) == written
+
+        until(newest, 20, "the audit to have it")
 
 
 def test_a_page_that_a_program_fetches_has_no_proof_in_it(hub: Stack) -> None:
