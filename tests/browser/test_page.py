@@ -130,7 +130,9 @@ def test_a_card_is_taken_out_of_use_and_back_by_keyboard(admin: Page, hub: Stack
     with hub.service() as service:
         (cordon,) = service.get("/cordons").json()["cordons"]
         assert (cordon["by"], cordon["reason"]) == ("admin", "Lüfter zu laut")
-        assert service.get("/audit").json()["entries"][0]["why"] == "Lüfter zu laut"
+        until(  # written once the answer is known, so after it
+            lambda: service.get("/audit").json()["entries"][0]["why"] == "Lüfter zu laut", what="the row in the audit"
+        )
     admin.get_by_role("button", name="Undo").press("Enter")
     expect(rows(admin).nth(1)).not_to_contain_text("out of use")
     admin.keyboard.press("Escape")
