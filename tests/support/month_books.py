@@ -40,7 +40,7 @@ _PRICES = (
 )
 
 
-_SUMMED = ("sessions", "starts", "eighth_seconds", "charge_micros", "cost_micros")
+_SUMMED = ("sessions", "eighth_seconds", "charge_micros", "cost_micros")
 
 
 def _in(rate: int, begin: int, end: int) -> int:
