@@ -105,7 +105,7 @@ def test_sign_in_pick_a_share_compute_resize(page: Page, hub: Stack, pictures: P
 
 
 @pytest.mark.case("hub-9")
-def test_what_is_taken_is_greyed_out_with_the_reason(page: Page, hub: Stack) -> None:
+def test_what_is_taken_says_the_reason_and_can_be_waited_for(page: Page, hub: Stack) -> None:
     with hub.service() as service:
         held = [
             service.post("/sessions", json={"user": f"holder{n}", "share": share}).json()["session"]["id"]
@@ -114,8 +114,10 @@ def test_what_is_taken_is_greyed_out_with_the_reason(page: Page, hub: Stack) -> 
         try:
             sign_in(page, hub, "bob")
             whole = page.get_by_role("radio", name="A whole card")
-            expect(whole).to_be_disabled()
-            expect(page.locator("label.taken", has=whole)).to_contain_text("No whole card is free now")
+            expect(whole).to_be_enabled()
+            card = page.locator("label", has=whole)
+            expect(card).to_contain_text("No whole card is free now")
+            expect(card).to_contain_text("You would wait. For how long is not known.")
             expect(page.get_by_role("radio", name="1/8 of a card")).to_be_enabled()
         finally:
             for session in held:

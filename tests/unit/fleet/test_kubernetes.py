@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -475,13 +477,18 @@ def test_a_cluster_that_does_not_answer_is_said(cluster: FakeCluster) -> None:
 # -- the service over it ----------------------------------------------------------------------------------
 
 
-def service(fleet: KubernetesFleet) -> SessionService:
-    return SessionService(fleet, Store(open_database("sqlite://"), Tariff()))
+@pytest.fixture
+def service(fleet: KubernetesFleet, tmp_path: Path) -> Callable[[], SessionService]:
+    """Makes services that know nothing yet."""
+    numbers = itertools.count()
+    return lambda: SessionService(fleet, Store(open_database(f"sqlite:///{tmp_path}/{next(numbers)}.sqlite"), Tariff()))
 
 
-def test_a_service_that_lost_its_records_takes_over_what_runs(cluster: FakeCluster, fleet: KubernetesFleet) -> None:
+def test_a_service_that_lost_its_records_takes_over_what_runs(
+    cluster: FakeCluster, fleet: KubernetesFleet, service: Callable[[], SessionService]
+) -> None:
     with Answering(cluster):
-        first = service(fleet)
+        first = service()
         row, launch, _ = first.start("ann", "two", GPUShare(2), "hub")
         assert isinstance(launch, PodLaunch)
         until(lambda: (claim := cluster.get(f"{CLAIMS}/{row.id}")) and claim.get("status"))
@@ -490,7 +497,7 @@ def test_a_service_that_lost_its_records_takes_over_what_runs(cluster: FakeClust
             lambda: fleet.alive(row.id) and (held := fleet._inventory.held(row.id)) and held.claim and held.claim.answer
         )
         first.resize(row.id, GPUShare(4), "ann")
-        second = service(fleet)
+        second = service()
         (found,) = second.store.sessions(states=("starting", "running"))
     assert (found.id, found.user, found.server, found.share) == (row.id, "ann", "two", "1/2")
     assert set(cluster.under(PODS)) == {"jupyter-ann"}
@@ -498,9 +505,11 @@ def test_a_service_that_lost_its_records_takes_over_what_runs(cluster: FakeClust
     assert kinds == [("resize", 4, "found in force"), ("start", 2, "found running")]
 
 
-def test_a_claim_that_a_pod_has_used_is_not_used_again(cluster: FakeCluster, fleet: KubernetesFleet) -> None:
+def test_a_claim_that_a_pod_has_used_is_not_used_again(
+    cluster: FakeCluster, fleet: KubernetesFleet, service: Callable[[], SessionService]
+) -> None:
     with Answering(cluster):
-        sessions = service(fleet)
+        sessions = service()
         row, launch, new = sessions.start("ann", "", GPUShare(2), "hub")
         assert new
         until(lambda: (claim := cluster.get(f"{CLAIMS}/{row.id}")) and claim.get("status"))
