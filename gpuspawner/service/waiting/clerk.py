@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpuspawner.errors import Conflict, GPUSpawnerError, NotFound
 from gpuspawner.fleet.base import CardState, Fleet, Notice
@@ -191,18 +191,21 @@ class Clerk:
         if wish.run_seconds is None and wish.deadline_ms is None:
             return
         with self._lock:
-            self.entries.add(
-                id=session.id,
-                user=session.user,
-                server=session.server,
-                state="running",
-                kind=session.kind,
-                share=session.share,
-                since_ms=session.created_ms,
-                burst=session.burst,
-                run_seconds=wish.run_seconds,
-                deadline_ms=wish.deadline_ms,
-            )
+            self._note_running(session, session.share, run_seconds=wish.run_seconds, deadline_ms=wish.deadline_ms)
+
+    def _note_running(self, session: SessionRow, share: str, **more: Any) -> None:
+        """Keep of a session that runs that it asked for `share`."""
+        self.entries.add(
+            id=session.id,
+            user=session.user,
+            server=session.server,
+            state="running",
+            kind=session.kind,
+            share=share,
+            since_ms=session.created_ms,
+            burst=session.burst,
+            **more,
+        )
 
     def give_back(self, session: str, share: GPUShare) -> None:
         """A session that was made smaller for another reason is to have `share` again as soon as there is room."""
@@ -364,18 +367,7 @@ class Clerk:
             session = self._house.store.session(action.session)
             if session is None:
                 raise NotFound("This session has ended.")
-            self.entries.add(
-                id=session.id,
-                user=session.user,
-                server=session.server,
-                state="running",
-                kind=session.kind,
-                share=running.asked.share.amount,
-                since_ms=session.created_ms,
-                burst=session.burst,
-                taken_by=action.wanted_by,
-                taken_ms=taken_ms,
-            )
+            self._note_running(session, running.asked.share.amount, taken_by=action.wanted_by, taken_ms=taken_ms)
         else:
             asked = running.asked.share.amount
             self.entries.change(row.id, share=asked, taken_by=action.wanted_by, taken_ms=taken_ms)
