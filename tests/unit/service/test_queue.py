@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.common import until
 from support.memory_fleet import House, MemoryFleet
 
 from gpuspawner.service.waiting.entries import Entry, Wish
@@ -340,8 +341,12 @@ def test_a_storm_of_urgent_requests_takes_what_can_be_spared_and_no_more(tmp_pat
         found = at.service.start(f"u{number}", "", GPUShare(1), "hub", wish=wish)
         return isinstance(found, Entry)
 
+    queue = at.service.queue
     with ThreadPoolExecutor(16) as pool:
-        waits = list(pool.map(ask, range(1000)))
+        with queue._deciding:  # the first sixteen come together, whatever turns their threads take
+            asked = [pool.submit(ask, number) for number in range(1000)]
+            until(lambda: len(queue.entries.waiting()) == 16, 60, "sixteen in the queue")
+        waits = [each.result() for each in asked]
     shares = [at.fleet.held[session].eighths_per_card for session in running]
     assert shares == [1, 1, 1], "down to the floor of each, and nobody is stopped"
     assert len(at.fleet.held) == 3 + 13
