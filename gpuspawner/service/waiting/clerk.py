@@ -12,8 +12,8 @@ import logging
 import secrets
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -450,7 +450,11 @@ class Clerk:
         with self._lock:
             now = self._clock()
             chosen = self.entries.waiting() if rows is None else rows
-            found = [self._told(row, now) for row in chosen]
+            going: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+            for other in self.entries.waiting():
+                if other.forecast_seconds is not None:
+                    going[other.kind].append((other.forecast_seconds, max(0.0, now - other.since_ms / 1000)))
+            found = [self._told(row, now, going) for row in chosen]
         return sorted(found, key=lambda each: (each.place is None, each.place or 0, each.row.since_ms))
 
     def would_wait(self, kind: str, share: GPUShare) -> Expected | None:
@@ -469,14 +473,9 @@ class Clerk:
         usual = self._record.usual(_OTHERWISE)
         return self._record.expected(kind, expected_wait(found.board, self.rules, at, "", otherwise=usual))
 
-    def _told(self, row: Entry, now: float) -> Place:
+    def _told(self, row: Entry, now: float, going: Mapping[str, list[tuple[float, float]]]) -> Place:
         waited = max(0.0, now - row.since_ms / 1000)
-        going = [
-            (other.forecast_seconds, max(0.0, now - other.since_ms / 1000))
-            for other in self.entries.waiting()
-            if other.kind == row.kind and other.forecast_seconds is not None
-        ]
-        expected = self._record.expected(row.kind, row.forecast_seconds, going)
+        expected = self._record.expected(row.kind, row.forecast_seconds, going[row.kind])
         in_time: bool | None = None
         if row.deadline_ms is not None and row.run_seconds is not None:
             begin = now + (self._forecasts.get(row.id, 0.0))
