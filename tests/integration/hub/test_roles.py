@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 from support.common import until
@@ -24,8 +25,9 @@ def section(role: str) -> str:
 
 
 def commands(role: str) -> list[list[str]]:
-    """The commands that the page has for a role, in order."""
-    month = datetime.now(UTC).strftime("%Y-%m")
+    """The commands that the page has for a role, in order, about the current month (of the page's policy)."""
+    (zone,) = re.findall(r"timezone: (\S+)", PAGE)
+    month = datetime.now(ZoneInfo(zone)).strftime("%Y-%m")
     lines = re.findall(r"^    gpuspawner (.*)$", section(role), re.MULTILINE)
     return [re.findall(r'"[^"]*"|\S+', line.replace("2026-11", month)) for line in lines]
 
