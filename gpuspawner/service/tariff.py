@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from zoneinfo import ZoneInfo
 
 from gpuspawner.service.clock import moment
-from gpuspawner.service.policy.schema import Grid, NodeCost, PolicyFile, Prices
+from gpuspawner.service.policy.schema import Grid, GridSource, NodeCost, PolicyFile, Prices
 from gpuspawner.share import EIGHTHS_PER_CARD, GPUShare
 
 MICROS = 1_000_000
@@ -95,11 +95,13 @@ class PriceList:
     prices: tuple[Prices, ...] = ()
     costs: tuple[NodeCost, ...] = ()
     grid: tuple[Grid, ...] = ()
+    grid_live: GridSource | None = None
 
     @classmethod
     def of(cls, file: PolicyFile) -> PriceList:
         """The prices of a policy file."""
-        return cls(file.currency, file.timezone, tuple(file.prices), tuple(file.costs), tuple(file.grid))
+        lists = (tuple(file.prices), tuple(file.costs), tuple(file.grid))
+        return cls(file.currency, file.timezone, *lists, file.grid_live)
 
     @property
     def zone(self) -> ZoneInfo:

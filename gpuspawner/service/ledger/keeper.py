@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from gpuspawner.fleet.base import Fleet
 from gpuspawner.service.clock import moment, now_ms
+from gpuspawner.service.ledger.live_grid import LiveGrid
 from gpuspawner.service.ledger.sums import close_hours
 from gpuspawner.service.store import CardChange, Store
 from gpuspawner.service.tariff import PriceList, Tariff
@@ -30,6 +31,7 @@ class Keeper:
         self._fleet = fleet
         self._store = store
         self._prices = prices
+        self._live = LiveGrid(lambda: prices().grid_live, clock)
         self._clock = clock
         self._next_beat = self._next_reading = self._next_sums = 0.0
         self._tariff: Tariff | None = None
@@ -48,7 +50,7 @@ class Keeper:
         if self._clock() >= self._next_reading:
             self._next_reading = self._clock() + METER
             self._store.meter.counters = self._fleet.energy_mj()
-            self._store.meter.grid = self._prices().grams_per_kwh(moment(now_ms()))
+            self._store.meter.grid = self._live.grams_per_kwh() or self._prices().grams_per_kwh(moment(now_ms()))
         # what holds since a moment ago goes before what is so from now on: times in the ledger never go back
         self._look_at_prices()
         self._look_at_cards()

@@ -6,6 +6,7 @@ from gpuspawner.service.policy.schema import (
     Allow,
     Budget,
     Grid,
+    GridSource,
     Labelled,
     NodeCost,
     Over,
@@ -51,6 +52,7 @@ _PARTS: tuple[tuple[str, type[Part]], ...] = (
     ("prices", Prices),
     ("costs", NodeCost),
     ("grid", Grid),
+    ("grid_live", GridSource),
     ("queue", QueueClass),
 )
 

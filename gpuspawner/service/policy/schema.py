@@ -7,6 +7,7 @@ from collections.abc import Collection
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -20,6 +21,8 @@ RIGHTS: tuple[Right, ...] = ("telemetry", "use", "resize", "hand-over")
 Kind = Literal["inference-urgent", "interactive", "training", "batch"]
 _MODEL = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}=[A-Za-z0-9._/-]{1,63}\Z", re.ASCII)
+#: Grams of carbon dioxide per kilowatt hour that no grid of the world reaches.
+MOST_GRAMS = 5000
 _UUID = re.compile(r"[A-Za-z0-9-]{8,96}\Z", re.ASCII)
 
 
@@ -68,6 +71,19 @@ def _zone(given: str) -> str:
         ZoneInfo(given)
     except Exception as error:
         raise ValueError("a time zone of the IANA list, such as Europe/Berlin") from error
+    return given
+
+
+def _web(given: str) -> str:
+    """A secret may go with it, so it is encrypted or stays on this machine."""
+    try:
+        url = urlsplit(given)
+        local = url.scheme == "http" and url.hostname in ("127.0.0.1", "::1", "localhost")
+        good = url.hostname and (url.scheme == "https" or local) and url.username is None and url.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise ValueError("an https:// address without a name and password in it")
     return given
 
 
@@ -180,9 +196,29 @@ class NodeCost(Part):
 class Grid(Part):
     """How much carbon dioxide a kilowatt hour stands for."""
 
-    grams_per_kwh: Annotated[int, Field(strict=True, ge=0, le=5000)]
+    grams_per_kwh: Annotated[int, Field(strict=True, ge=0, le=MOST_GRAMS)]
     source: Name = Field(description="where the figure is from; it stands in every row as its method")
     since: Moment | None = Field(None, alias="from", description="from when on; left out: always")
+
+
+class GridSource(Part):
+    """A service on the web that says how much a kilowatt hour stands for now, asked with GET for JSON. While it says
+    nothing of use, `grid` counts."""
+
+    url: Annotated[str, AfterValidator(_web)] = Field(
+        description="begins with `https://`, or on this machine `http://`"
+    )
+    value: Annotated[str, Field(pattern=r"^[^.]{1,64}(\.[^.]{1,64}){0,9}$")] = Field(
+        description="where the figure stands in the answer, in g/kWh: `carbonIntensity`, `data.0.intensity.actual`"
+    )
+    source: Name = Field(description="who says it; it stands in every row as its method, after `live`")
+    token_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")] | None = Field(
+        None, description="the header for the secret in the file that the service's `GPUSPAWNER_GRID_TOKEN_FILE` names"
+    )
+    every_minutes: Annotated[int, Field(strict=True, ge=1, le=1440)] = Field(15, description="how often it is asked")
+    hold_minutes: Annotated[int, Field(strict=True, ge=1, le=10080)] = Field(
+        120, description="for how long an answer counts while none follows"
+    )
 
 
 class Budget(Part):
@@ -267,6 +303,7 @@ class PolicyFile(Part):
     prices: list[Prices] = Field(default_factory=list, description="left out: the built-in prices")
     costs: list[NodeCost] = Field(default_factory=list, description="left out: costs are unknown")
     grid: list[Grid] = Field(default_factory=list, description="left out: carbon dioxide is unknown")
+    grid_live: GridSource | None = Field(None, description="left out: the figures of `grid` alone")
     queue: list[QueueClass] = Field(
         default_factory=list, description="who goes first: classes by group; left out: everybody is `interactive`"
     )
