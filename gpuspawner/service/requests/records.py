@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
 from collections.abc import Iterator
 from typing import Any, cast
 
-from sqlalchemy import Engine, Table, delete, insert, select, text
+from sqlalchemy import Engine, Table, bindparam, delete, insert, select, text
 from sqlalchemy.exc import IntegrityError
 
 from gpuspawner.service.clock import now_ms
@@ -17,10 +18,16 @@ from gpuspawner.service.tables import AuditRow, ReplyRow, SessionRow
 
 _REPLIES, _AUDIT = cast(Table, ReplyRow.__table__), cast(Table, AuditRow.__table__)
 _SESSIONS = cast(Table, SessionRow.__table__)
+_REPLY = select(_REPLIES).where(_REPLIES.c.key == bindparam("key"))
+_KEEP = insert(_REPLIES)
+_TOO_OLD = delete(_REPLIES).where(_REPLIES.c.at_ms < bindparam("before"))
+_WHOSE = select(_SESSIONS.c.user).where(_SESSIONS.c.id == bindparam("session"))
 _LAST = select(_AUDIT.c.id, _AUDIT.c.at_ms, _AUDIT.c.hash).order_by(_AUDIT.c.id.desc()).limit(1)
 _AUDIT_LOCK = text("SELECT pg_advisory_xact_lock(7215047)")
 #: Milliseconds for which an answer is kept for its key.
 KEPT = 24 * 3600 * 1000
+#: Milliseconds between two times that answers which are too old are removed.
+_SWEEP = 60_000
 _HASHED = ("id", "at_ms", "actor", "action", "user", "session", "asked", "why", "source", "status", "prev")
 
 
@@ -37,31 +44,39 @@ class Records:
         self._engine = engine
         self._events = events
         self._writing = threading.Lock()
+        self._next_sweep = 0
 
     def reply(self, key: str) -> tuple[str, int, str] | None:
         """Fingerprint of the request, status and body of the answer that is kept for a key."""
         with self._engine.connect() as connection:
-            found = connection.execute(select(_REPLIES).where(_REPLIES.c.key == key)).one_or_none()
+            found = connection.execute(_REPLY, {"key": key}).one_or_none()
         if found is None or found.at_ms < now_ms() - KEPT:
             return None
         return found.fingerprint, found.status, found.body
 
     def keep(self, key: str, fingerprint: str, status: int, body: str) -> None:
-        """Keep an answer for a key, and forget those that are too old."""
-        row = {"key": key, "fingerprint": fingerprint, "status": status, "body": body, "at_ms": now_ms()}
+        """Keep an answer for a key, and now and then forget those that are too old."""
+        now = now_ms()
+        row = {"key": key, "fingerprint": fingerprint, "status": status, "body": body, "at_ms": now}
         try:
-            with self._writing, self._engine.begin() as connection:
-                connection.execute(delete(_REPLIES).where(_REPLIES.c.at_ms < now_ms() - KEPT))
-                connection.execute(insert(_REPLIES), row)
-        except IntegrityError:  # the same request, answered by another service at the same time
-            return
+            self._keep(row, now, sweep=now >= self._next_sweep)
+        except IntegrityError:
+            # one for this key that is too old, or the same request, answered by another service at the same time
+            with contextlib.suppress(IntegrityError):
+                self._keep(row, now, sweep=True)
+
+    def _keep(self, row: dict[str, Any], now: int, *, sweep: bool) -> None:
+        with self._writing, self._engine.begin() as connection:
+            if sweep:
+                connection.execute(_TOO_OLD, {"before": now - KEPT})
+                self._next_sweep = now + _SWEEP
+            connection.execute(_KEEP, row)
 
     def note(self, entry: dict[str, Any]) -> None:
         """Add a row to the audit."""
         with self._writing, self._engine.begin() as connection:
             if entry["session"] and not entry["user"]:
-                whose = select(_SESSIONS.c.user).where(_SESSIONS.c.id == entry["session"])
-                entry = {**entry, "user": connection.scalar(whose) or ""}
+                entry = {**entry, "user": connection.scalar(_WHOSE, {"session": entry["session"]}) or ""}
             if self._engine.dialect.name != "sqlite":
                 connection.execute(_AUDIT_LOCK)
             last = connection.execute(_LAST).one_or_none()

@@ -16,6 +16,7 @@ from support.memory_fleet import House, MemoryFleet, Tokens
 
 from gpuspawner.errors import Unavailable
 from gpuspawner.service.app import create_app
+from gpuspawner.service.requests import records
 from gpuspawner.service.requests.events import Events
 from gpuspawner.service.requests.rate import RateLimit
 
@@ -42,6 +43,28 @@ def test_a_change_with_a_key_happens_once(house: House) -> None:
     assert mine.status_code == 200, "another token's key is another key"
     bad = house.ask("ann", "PATCH", at, json={"share": "1"}, headers={"Idempotency-Key": "a b"})
     assert (bad.status_code, bad.json()["error"]["field"]) == (422, "Idempotency-Key")
+
+
+def test_a_key_is_free_again_after_a_day(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = records.now_ms()
+    monkeypatch.setattr(records, "now_ms", lambda: now)
+    session = house.start("ann", "1/8").json()["session"]["id"]
+    at = f"/sessions/{session}"
+
+    def ask(share: str, key: str = "0123456789") -> str | None:
+        answer = house.ask("ann", "PATCH", at, json={"share": share}, headers={"Idempotency-Key": key})
+        assert answer.status_code == 200
+        return answer.headers.get("idempotency-replayed")
+
+    ask("1/2")
+    now += records.KEPT
+    ask("1/4", "another-one")  # which has just swept
+    assert ask("1/2") == "true", "a day is not over yet"
+    now += 1
+    assert ask("1/2") is None
+    assert ask("1/2") == "true", "the new answer is kept in the place of the old one"
+    with house.engine.connect() as connection:
+        assert connection.scalar(sa.text("SELECT count(*) FROM replies")) == 2, "the other is not old yet"
 
 
 async def test_the_same_key_twice_at_once_is_one_change(house: House) -> None:
