@@ -3,7 +3,6 @@ and afterwards what is offered is what the rule says and nothing is left without
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -230,7 +229,7 @@ def test_no_room_on_the_disk_for_what_the_runtime_reads(ground: Ground, load: Lo
 def test_a_node_is_not_ready(ground: Ground, load: Load) -> None:
     """Its kubelet is stuck. Shares of what runs change all the same; nothing new is placed there."""
     kubelet = ground.cluster.parts["kubelet"]
-    os.kill(kubelet.pid, signal.SIGSTOP)
+    kubelet.stop()
     try:
         until(lambda: not _ready(ground), PATIENCE, "the node to be not ready")
         load.go_on()
@@ -238,7 +237,7 @@ def test_a_node_is_not_ready(ground: Ground, load: Load) -> None:
             until(lambda: not _free(client.get("/offers").json()), 30, "nothing to be offered")
             assert client.post("/sessions", json={"user": "fay", "share": "1/8"}).status_code == 409
     finally:
-        os.kill(kubelet.pid, signal.SIGCONT)
+        kubelet.go_on()
     until(lambda: _ready(ground), PATIENCE, "the node to be ready")
 
 

@@ -3,8 +3,6 @@ compute while the share changes."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -149,12 +147,12 @@ def test_a_server_without_a_card_sees_none(hub: Hub, node: CardNode) -> None:
 @pytest.fixture
 def scheduler_stopped(node: CardNode) -> Iterator[Any]:
     """Stops the scheduler for a while; what it returns lets it go on."""
-    pid = node.cluster.parts["kube-scheduler"].pid
-    os.kill(pid, signal.SIGSTOP)
+    scheduler = node.cluster.parts["kube-scheduler"]
+    scheduler.stop()
     try:
-        yield lambda: os.kill(pid, signal.SIGCONT)
+        yield scheduler.go_on
     finally:
-        os.kill(pid, signal.SIGCONT)
+        scheduler.go_on()
 
 
 def test_a_cancelled_start_leaves_nothing(hub: Hub, node: CardNode, scheduler_stopped: Any) -> None:
@@ -175,7 +173,7 @@ def test_a_claim_that_the_node_refuses_is_placed_again(hub: Hub, node: CardNode,
         scheduler_stopped()
         session = kim.start({"share": "1/2"})
         card = session["cards"][0]["uuid"]
-        os.kill(cluster.parts["kube-scheduler"].pid, signal.SIGSTOP)
+        cluster.parts["kube-scheduler"].stop()
         assert liv.ask({"share": "1/2"}).status_code in (201, 202)
         until(lambda: len(pods(node)) == 2, PATIENCE, "the pod of the second")
         waiting = liv.session()

@@ -62,7 +62,25 @@ class Part:
         """End it, and wait until it is gone."""
         assert self._process is not None
         os.kill(self.pid, how)
-        self._process.wait(300)
+        until(self._over, 300, f"{self.name} to be gone")
+
+    def _over(self) -> bool:
+        """Whether it is gone. nsenter, its parent, stops itself while its child is stopped, and goes on by itself
+        neither when the child does nor when the child ends."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)
+        return self._process.poll() is not None
+
+    def stop(self) -> None:
+        """It does nothing until it is told to `go_on`."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """It goes on. Does nothing to one that was not stopped."""
+        assert self._process is not None
+        os.kill(self.pid, signal.SIGCONT)
+        self._process.send_signal(signal.SIGCONT)
 
     def restart(self, how: int = signal.SIGKILL) -> None:
         """End it, start it and wait until it is ready."""
