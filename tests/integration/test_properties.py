@@ -8,13 +8,11 @@ runs the same for longer, with other dice.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import sqlite3
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -22,25 +20,21 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
     invariant,
     precondition,
-    rule,
-    run_state_machine_as_test,
 )
 from support.books import CARD_EIGHTHS, Books
 from support.common import until
 from support.machine import CUDA, Machine, SessionProgram, machine
+from support.story import SOAK, Story, seconds, step
 
 from gpuspawner.node.limits.launch import session_pids
 from gpuspawner.share import GPUShare
 
-SECONDS = float(os.environ.get("GPUSPAWNER_SOAK_SECONDS", "45"))
-SOAK = "GPUSPAWNER_SOAK_SECONDS" in os.environ
+SECONDS = seconds(45)
 MIB = 1 << 20
 
 users = st.sampled_from(["ann", "bob", "cy", "Dö@x"])
@@ -48,22 +42,6 @@ shares = st.sampled_from(["1/8", "1/4", "1/2", "1", "2"])
 fractions = st.sampled_from(["1/8", "1/4", "1/2", "1"])
 which = st.integers(0, 5)
 delays = st.sampled_from([0.0, 0.002, 0.005, 0.01, 0.02, 0.05])
-
-
-def step(**drawn: Any) -> Any:
-    """A rule that does nothing once the time is over: which rules there are may not depend on the time."""
-
-    def wrap(function: Any) -> Any:
-        @functools.wraps(function)
-        def in_time(self: Life, **values: Any) -> None:
-            if not self.over():
-                self.story.append(f"{function.__name__}({', '.join(f'{k}={v!r}' for k, v in values.items())})")
-                with self.remembered():
-                    function(self, **values)
-
-        return rule(**drawn)(in_time)
-
-    return wrap
 
 
 class Held:
@@ -82,35 +60,17 @@ class Held:
         return GPUShare.parse(self.share).eighths
 
 
-class Life(RuleBasedStateMachine):
+class Life(Story):
     """Steps on a machine that is the same for all runs: each run gives everything back at its end."""
 
     node: Machine
     books: Books
-    until_time = 0.0
     steps = 0
-    failure = ""
 
     def __init__(self) -> None:
         super().__init__()
         self.held: list[Held] = []
         self.lost: int | None = None
-        self.story: list[str] = []
-
-    @contextlib.contextmanager
-    def remembered(self) -> Iterator[None]:
-        """Keep the first failure with its story. Hypothesis would live it again to be sure, which takes other turns
-        where processes race; after it the time is over."""
-        try:
-            yield
-        except BaseException:
-            if not Life.failure:
-                Life.failure = "\n".join(["the steps:", *self.story, "", traceback.format_exc()])
-            Life.until_time = 0.0
-            raise
-
-    def over(self) -> bool:
-        return time.monotonic() > self.until_time
 
     @initialize(first=shares, second=fractions)
     def begin(self, first: str, second: str) -> None:
@@ -398,26 +358,7 @@ def node(tmp_path: Path) -> Iterator[Machine]:
 @pytest.mark.timeout(SECONDS + 240)
 def test_the_books_are_right_after_every_step(node: Machine, tmp_path: Path) -> None:
     Life.node, Life.books = node, Books(node, tmp_path / "clock" / "offset")
-    Life.until_time = time.monotonic() + SECONDS
-    how = settings(
-        max_examples=8,
-        stateful_step_count=60 if SOAK else 40,
-        derandomize=not SOAK,
-        database=None,
-        deadline=None,
-        # a shorter story would be nice, but every try of one takes as long as the first
-        phases=(Phase.explicit, Phase.generate),
-        suppress_health_check=list(HealthCheck),
-        print_blob=False,
-    )
-    try:
-        run_state_machine_as_test(Life, settings=how)
-        while SOAK and time.monotonic() < Life.until_time:
-            run_state_machine_as_test(Life, settings=how)
-    except BaseException:
-        if not Life.failure:
-            raise
-    assert not Life.failure, Life.failure
+    Life.tell(SECONDS, stories=8, steps=60 if SOAK else 40)
     with closing(sqlite3.connect(node.state / "service" / "service.sqlite")) as database:
         kinds = dict(database.execute("SELECT kind, COUNT(*) FROM ledger GROUP BY kind"))
     print(f"{Life.steps} steps; rows of the ledger: {kinds}")

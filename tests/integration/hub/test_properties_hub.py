@@ -8,25 +8,22 @@ runs both for longer, with other dice.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import threading
 import time
-import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, invariant
 from support.books import CARD_EIGHTHS, Books
 from support.common import until
 from support.hub import Hub, User
+from support.story import Story, seconds, step
 
 from gpuspawner.node.limits.launch import session_pids
 from gpuspawner.share import GPUShare
@@ -34,8 +31,7 @@ from gpuspawner.simulation import SimulatedCards
 
 pytestmark = pytest.mark.hub
 
-SECONDS = float(os.environ.get("GPUSPAWNER_SOAK_SECONDS", "60"))
-SOAK = "GPUSPAWNER_SOAK_SECONDS" in os.environ
+SECONDS = seconds(60)
 NAMES = ("ann", "bob", "cy", "dö@x")
 
 users = st.sampled_from(NAMES)
@@ -45,52 +41,18 @@ parts = st.sampled_from(["hub", "proxy", "service"])
 delays = st.sampled_from([0.0, 0.02, 0.1, 0.3, 1.0, 2.0])
 
 
-def step(**drawn: Any) -> Any:
-    """A rule that does nothing once the time is over, since which rules there are may not depend on the time; nor where
-    it was the last step already: hypothesis begins with the simplest story, which is one step again and again."""
-
-    def wrap(function: Any) -> Any:
-        @functools.wraps(function)
-        def in_time(self: Life, **values: Any) -> None:
-            told = f"{function.__name__}({', '.join(f'{k}={v!r}' for k, v in values.items())})"
-            if not self.over() and told != self.story[-1]:
-                self.story.append(told)
-                with self.remembered():
-                    function(self, **values)
-
-        return rule(**drawn)(in_time)
-
-    return wrap
-
-
-class Life(RuleBasedStateMachine):
+class Life(Story):
     """Steps on a stack that is the same for all runs: each run gives everything back at its end."""
 
+    repeats = False
     hub: Hub
     books: Books
     people: dict[str, User]
     tokens: dict[str, str]
-    until_time = 0.0
-    failure = ""
 
     def __init__(self) -> None:
         super().__init__()
         self.held: dict[str, dict[str, Any]] = {}  # by user, as the service told of the session when it began
-        self.story: list[str] = []
-
-    @contextlib.contextmanager
-    def remembered(self) -> Iterator[None]:
-        """Keep the first failure with its story; after it the time is over."""
-        try:
-            yield
-        except BaseException:
-            if not Life.failure:
-                Life.failure = "\n".join(["the steps:", *self.story, "", traceback.format_exc()])
-            Life.until_time = 0.0
-            raise
-
-    def over(self) -> bool:
-        return time.monotonic() > self.until_time
 
     @initialize(first=shares)
     def begin(self, first: str) -> None:
@@ -243,25 +205,7 @@ class _Node:
 @pytest.mark.timeout(SECONDS + 420)
 def test_hub_service_proxy_and_node_agree_after_every_step(own_hub: Hub, tmp_path: Path) -> None:
     Life.hub, Life.books = own_hub, Books(_Node(own_hub), tmp_path / "offset")
-    Life.until_time = time.monotonic() + SECONDS
-    how = settings(
-        max_examples=20,
-        stateful_step_count=20,
-        derandomize=not SOAK,
-        database=None,
-        deadline=None,
-        phases=(Phase.explicit, Phase.generate),  # every try of a shorter story would take as long as the first
-        suppress_health_check=list(HealthCheck),
-        print_blob=False,
-    )
     with contextlib.ExitStack() as signed_in:
         Life.people = {name: signed_in.enter_context(own_hub.user(name)) for name in NAMES}
         Life.tokens = {name: own_hub.stack.token(name) for name in NAMES}
-        try:
-            run_state_machine_as_test(Life, settings=how)
-            while SOAK and time.monotonic() < Life.until_time:
-                run_state_machine_as_test(Life, settings=how)
-        except BaseException:
-            if not Life.failure:
-                raise
-    assert not Life.failure, Life.failure
+        Life.tell(SECONDS, stories=20, steps=20)
