@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page
+from support import act
 from support.stack import Stack, stack
 
 ROOT = Path(__file__).parents[2]
-_ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 
 @pytest.fixture(scope="module")
@@ -35,38 +24,15 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """One Chromium for all tests of a module."""
-    program = os.environ.get("GPUSPAWNER_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    if program is None:
-        reason = "no Chromium here: install Debian's package chromium, or name one in GPUSPAWNER_TEST_CHROMIUM"
-        assert "CI" not in os.environ, reason
-        pytest.skip(reason)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=_ARGUMENTS)
-        yield browser
-        browser.close()
+    with act.chromium() as made:
+        yield made
 
 
 @pytest.fixture
 def page(chromium: Browser) -> Iterator[Page]:
     """A fresh page the size of a 13-inch screen. What it showed last is kept where a test failed."""
-    context = chromium.new_context(viewport={"width": 1280, "height": 800})
-    context.set_default_timeout(60_000)
-    expect.set_options(timeout=60_000)
-    made = context.new_page()
-    yield made
-    folder = ROOT / "test-output"
-    folder.mkdir(exist_ok=True)
-    made.screenshot(path=folder / "last-page.png")
-    context.close()
-
-
-def sign_in(page: Page, hub: Stack, user: str) -> None:
-    """Sign in by the login form; without a server the form follows."""
-    page.goto(hub.url)
-    page.get_by_label("Username").fill(user)
-    page.get_by_label("Password").fill(hub.user_password)
-    page.get_by_role("button", name="Sign in").click()
-    page.wait_for_url(re.compile(r"/(hub/(spawn|home)|user)"))
+    with act.fresh_page(chromium) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

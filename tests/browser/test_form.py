@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from support.act import sign_in
 from support.common import until
 from support.hub import Hub
 from support.stack import Stack, stack
-
-from .conftest import sign_in
 
 pytestmark = [pytest.mark.browser, pytest.mark.hub, pytest.mark.timeout(240)]
 

@@ -145,12 +145,30 @@ def test_only_the_agent_is_root_and_nothing_can_become_it(helm: Helm, case: str)
             assert security["capabilities"].get("add", []) == (["KILL"] if name.endswith("-agent") else []), name
 
 
-def test_settings_reach_the_hub_as_they_are(helm: Helm) -> None:
+def hub_values(helm: Helm, given: dict[str, Any]) -> dict[str, Any]:
     (values,) = [
         json.loads(each["stringData"]["values.json"])
-        for each in helm.template(CASES["everything"])
+        for each in helm.template(given)
         if each["metadata"]["name"] == "gpu-gpuspawner-hub-values"
     ]
+    return dict(values)
+
+
+@pytest.mark.parametrize(
+    ("session", "url"),
+    [
+        ({}, "/lab/tree/tour.ipynb"),
+        ({"image": "example.org/lab:1"}, ""),
+        ({"profiles": [{"display_name": "Lab"}]}, ""),
+        ({"image": "example.org/lab:1", "defaultUrl": "/lab"}, "/lab"),
+    ],
+)
+def test_servers_open_with_the_tour_where_their_image_has_it(helm: Helm, session: dict[str, Any], url: str) -> None:
+    assert hub_values(helm, {"session": session})["default_url"] == url
+
+
+def test_settings_reach_the_hub_as_they_are(helm: Helm) -> None:
+    values = hub_values(helm, CASES["everything"])
     assert values["config"] == CASES["everything"]["hub"]["config"]
     assert values["base_url"] == "/gpu/"
     assert values["image"] == "registry.example.org:5000/gpu/notebook:7"

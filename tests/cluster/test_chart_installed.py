@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from support.act import chromium, fresh_page, the_act
 from support.cluster import images
 from support.cluster.cluster import OwnCluster
 from support.cluster.helm import Helm, HelmError
@@ -56,7 +58,7 @@ print(int(error))
 def volumes(own_cluster: OwnCluster) -> Iterator[None]:
     """Volumes made by hand, as a cluster without a storage class has them."""
     names = []
-    for number in range(3):
+    for number in range(4):
         folder = own_cluster.host.folder / f"volume-{number}"
         folder.mkdir()
         folder.chmod(0o777)  # the kubelet does not hand over folders of the node to a pod's group
@@ -187,6 +189,12 @@ def test_a_session_has_no_rights_in_the_cluster(kernel: Kernel) -> None:
     assert kernel("print(open('/proc/self/status').read().split('Seccomp:')[1].split()[0])").strip() == "2"
 
 
+def test_the_whole_act_in_a_browser(release: Installed, tmp_path: Path) -> None:
+    with Hub(release).user("eva") as eva, chromium() as browser, fresh_page(browser) as page:  # type: ignore[arg-type]
+        the_act(page, release, "eva", tmp_path, start_seconds=600)
+        eva.stop()
+
+
 def replaced(release: Installed, before: dict[str, dict[str, Any]]) -> set[str]:
     now = release.pods()
     return {part for part, pod in now.items() if pod["metadata"]["uid"] != before[part]["metadata"]["uid"]}
@@ -238,7 +246,7 @@ def test_uninstalling_leaves_nothing_but_homes(release: Installed, helm: Helm, a
     )
     left = release.cluster.kubectl("--namespace", namespace, "get", words, "--output", "name").split()
     own = [each for each in left if each not in ("configmap/kube-root-ca.crt", "serviceaccount/default")]
-    assert own == ["persistentvolumeclaim/gpu-gpuspawner-ann"]
+    assert sorted(own) == [f"persistentvolumeclaim/gpu-gpuspawner-{user}" for user in ("ann", "eva")]
     words = "deviceclasses,priorityclasses,clusterroles,clusterrolebindings,"
     words += "validatingadmissionpolicies,validatingadmissionpolicybindings"
     left = release.cluster.kubectl("get", words, "--output", "name").split()

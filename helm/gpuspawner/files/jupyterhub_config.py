@@ -73,6 +73,8 @@ c.KubeSpawner.node_selector = session["nodeSelector"]
 c.KubeSpawner.tolerations = session["tolerations"]
 c.KubeSpawner.profile_list = session["profiles"]
 c.KubeSpawner.environment = dict(session["env"])
+if values["default_url"]:
+    c.KubeSpawner.default_url = values["default_url"]
 for what, trait in (("cpu", "cpu"), ("memory", "mem")):
     for kind in ("guarantee", "limit"):
         if session[what].get(kind) is not None:  # Helm leaves out what is null

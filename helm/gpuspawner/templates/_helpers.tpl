@@ -129,7 +129,8 @@ storageClassName: {{ eq .class "-" | ternary "" .class | quote }}
   "pull_policy" .Values.image.pullPolicy
   "pull_secrets" .Values.image.pullSecrets
   "priority_class" (.Values.priorityClasses.create | ternary (printf "%s-session" (include "gpuspawner.clusterName" .)) "")
-  "session" (omit $session "image")
+  "session" (omit $session "image" "defaultUrl")
+  "default_url" ($session.defaultUrl | default (or $session.image $session.profiles | empty | ternary "/lab/tree/tour.ipynb" ""))
   | toJson -}}
 {{- end }}
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from ..common import until
 from ..stack import Browser
 from .cluster import Cluster
 
@@ -36,6 +37,11 @@ class Installed:
         found = self.cluster.api.get("Secret", f"{self.name}-secrets", self.namespace)["data"][name]
         return base64.b64decode(found).decode()
 
+    @property
+    def user_password(self) -> str:
+        """The password that all its users share."""
+        return self.secret("user_password")
+
     def service(self) -> httpx.Client:
         """A client of the service that asks as the hub."""
         return httpx.Client(
@@ -49,7 +55,9 @@ class Installed:
         """A client of the public address; signed in if a user is named."""
         with Browser(base_url=self.url, timeout=60) as client:
             if user is not None:
-                client.sign_in(user, self.secret("admin_password" if user == "admin" else "user_password"))
+                # a hub that was just replaced is ready a moment before all of the cluster's network knows
+                until(lambda: client.get("/hub/login").status_code == 200, 60, "the hub's login page")
+                client.sign_in(user, self.secret("admin_password") if user == "admin" else self.user_password)
             yield client
 
     def token(self, user: str, **options: Any) -> str:
