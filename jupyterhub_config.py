@@ -82,4 +82,4 @@ if idle.on:  # servers say how long nothing was done in them
 if idle.cull is not None:  # the supervisor runs it; this is its token and what that may do
     c.JupyterHub.services.append({"name": hub.CULLER, "api_token": settings.secret("culler_token"), "display": False})
 c.JupyterHub.custom_scopes = hub.SCOPES
-c.JupyterHub.load_roles = hub.roles(["admin"], culled=idle.cull is not None)
+c.JupyterHub.load_roles = hub.roles(["admin"], culled=idle.cull is not None, parking=settings.parking)

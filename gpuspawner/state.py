@@ -37,12 +37,14 @@ class Settings:
     base_url: str
     choose_card: bool = False
     burst: bool = False
+    #: whether sessions are parked for more urgent ones
+    parking: bool = False
     #: the folder of a Python environment with PyTorch and the runtime, to be offered beside the hub's own
     runtime: Path | None = None
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Settings:
-        """From GPUSPAWNER_STATE, _PORT, _BASE_URL, _CHOOSE_CARD, _BURST and _RUNTIME. Raises InvalidInput."""
+        """From GPUSPAWNER_STATE, _PORT, _BASE_URL, _CHOOSE_CARD, _BURST, _PARKING and _RUNTIME. Raises InvalidInput."""
         home = Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
         state = Path(env.get("GPUSPAWNER_STATE") or home / "gpuspawner").expanduser().absolute()
         text = env.get("GPUSPAWNER_PORT") or str(DEFAULT_PORT)
@@ -69,6 +71,7 @@ class Settings:
             base_url if base_url.endswith("/") else f"{base_url}/",
             yes_or_no(env, "GPUSPAWNER_CHOOSE_CARD"),
             yes_or_no(env, "GPUSPAWNER_BURST"),
+            yes_or_no(env, "GPUSPAWNER_PARKING"),
             _runtime(env),
         )
 

@@ -190,6 +190,16 @@ class Fleet(Protocol):
         user's server. With `burst` it may compute with what others leave idle."""
         ...
 
+    @property
+    def tells(self) -> bool:
+        """Whether it can show notices to sessions."""
+        ...
+
+    def tell(self, session: str, notice: str | None) -> None:
+        """Show a session a notice in the file that GPUSPAWNER_PREEMPTION_FILE names there, instead of the one before;
+        None: no notice. Safe to repeat: a notice that is shown stays as it is."""
+        ...
+
     def launch(self, session: str) -> Launch | PodLaunch:
         """How to start the first process of a session that has a share. NotFound when it has none any more."""
         ...

@@ -282,6 +282,14 @@ class KubernetesFleet:
                 return place(share, [state for state in states if state.card.uuid not in avoided])
         return place(share, states, card)
 
+    @property
+    def tells(self) -> bool:
+        """Not yet: nobody is parked on a cluster."""
+        return False
+
+    def tell(self, session: str, notice: str | None) -> None:
+        """Nothing: see `tells`."""
+
     def launch(self, session: str) -> PodLaunch:
         """How to make the pod of a session that has none yet. A claim that a pod has used is not used again: the
         kubelet would not prepare it anew. Raises NotFound."""

@@ -22,6 +22,7 @@ from gpuspawner.fleet.base import (
 from gpuspawner.fleet.placement import place
 from gpuspawner.node.agent import Agent
 from gpuspawner.node.gate import Policy
+from gpuspawner.node.limits.launch import show_notice
 from gpuspawner.node.records import Record
 from gpuspawner.node.starting import Started
 from gpuspawner.share import GPUShare
@@ -83,6 +84,17 @@ class LocalFleet:
             where = place(share, self.cards(), card)
             started = self._agent.start(session, user, where, share.eighths_per_card, burst=burst)
         return self._grant(started.record), _launch(started)
+
+    @property
+    def tells(self) -> bool:
+        """Sessions see a file of the node's."""
+        return True
+
+    def tell(self, session: str, notice: str | None) -> None:
+        """Show a notice to a session."""
+        record = self._agent.record(session)
+        if record is not None and record.state != "held":
+            show_notice(self._agent.folder_of(session), notice)
 
     def launch(self, session: str) -> Launch:
         """How to start the first process of a session that has a share."""

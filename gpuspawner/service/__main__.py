@@ -31,6 +31,7 @@ from gpuspawner.service.requests.rate import RateLimit
 from gpuspawner.service.sessions import SessionService
 from gpuspawner.service.store import Store
 from gpuspawner.service.tariff import CurrentTariff
+from gpuspawner.service.waiting.servers import HubServers
 from gpuspawner.state import Settings
 
 
@@ -56,8 +57,9 @@ def main() -> int:
         tariff = CurrentTariff(lambda: source.current.prices)
         url = os.environ.get("GPUSPAWNER_DATABASE_URL") or f"sqlite:///{folder / 'service.sqlite'}"
         store = Store(open_database(url), tariff)
+        servers = HubServers(place.hub_api, token) if settings.parking else None
         sessions = SessionService(
-            place.open_fleet(settings), store, IdleTimes.from_env(), book, leadership_of(store.engine)
+            place.open_fleet(settings), store, IdleTimes.from_env(), book, leadership_of(store.engine), servers
         )
         sockets = [_port(place.host, settings.service_port), _private_socket(settings.service_socket)]
     except (GPUSpawnerError, OSError) as error:

@@ -36,7 +36,7 @@ from gpuspawner.service.requests.metrics import Metrics
 from gpuspawner.service.requests.rate import RateLimit
 from gpuspawner.service.requests.records import Records
 from gpuspawner.service.requests.routes import request_routes
-from gpuspawner.service.sessions import SessionService, Watcher
+from gpuspawner.service.sessions import Courier, SessionService, Watcher
 from gpuspawner.service.tables import SessionRow
 from gpuspawner.service.tariff import Pricing
 from gpuspawner.service.waiting import routes as waiting
@@ -67,9 +67,12 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        watcher = Watcher(sessions)
+        watcher, courier = Watcher(sessions), Courier(sessions)
         watcher.start()
+        if sessions.queue.parker.on:
+            courier.start()
         yield
+        courier.stop()
         await run_in_threadpool(watcher.stop)
         await run_in_threadpool(sessions.fleet.close)
 

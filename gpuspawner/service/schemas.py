@@ -346,6 +346,21 @@ class CordonRequest(CordonTarget):
     drain_seconds: StrictInt | None = Field(default=None, ge=0, le=7 * 86400)
 
 
+class ParkingAnswer(Strict):
+    """What a session says to its notice. `said`: what was saved where, or why it was not."""
+
+    notice: StrictStr = Field(min_length=1, max_length=32)
+    outcome: Literal["saved", "failed"]
+    said: StrictStr = Field(max_length=1000)
+
+
+class ParkingState(BaseModel):
+    """What became of a notice."""
+
+    notice: str
+    state: str
+
+
 class Holder(BaseModel):
     """A process that holds memory of a card. `session` is null where it belongs to none."""
 

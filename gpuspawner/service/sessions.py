@@ -24,6 +24,7 @@ from gpuspawner.service.store import LIVE, Store
 from gpuspawner.service.tables import SessionRow
 from gpuspawner.service.waiting.clerk import Clerk
 from gpuspawner.service.waiting.entries import Entry, Wish
+from gpuspawner.service.waiting.servers import Servers
 from gpuspawner.share import GPUShare, share_error
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class SessionService:
         idle_times: IdleTimes | None = None,
         book: Book | None = None,
         leadership: Leadership | None = None,
+        servers: Servers | None = None,
     ) -> None:
         self.fleet = fleet
         self.store = store
@@ -66,7 +68,7 @@ class SessionService:
         self._noting = threading.Lock()
         #: Set where the watcher should look at once.
         self.woken = threading.Event()
-        self.queue = Clerk(self, self.woken.set)
+        self.queue = Clerk(self, self.woken.set, servers)
         if self.leadership.refresh():
             self._reconcile()
 
@@ -101,7 +103,8 @@ class SessionService:
             if share.cards:
                 self.budgets.check(user)
             wish = wish or Wish()
-            kind = self.book.kind_of(user, wish.kind)
+            parked = self.queue.parker.rows.parked(user, server)
+            kind = self.book.kind_of(user, wish.kind) if parked is None else parked.kind
             named = card
             full: NoRoom | None = None
             if not self.book.policy.open:
@@ -182,7 +185,7 @@ class SessionService:
         if wish.wait:
             return row
         reason = self.queue.place(row).reason
-        self.queue.leave(row.id, reason)
+        self.queue.leave(row.id, reason, gives_up=False)
         raise NoRoom(reason, field="share", given=str(share))
 
     def change(self, session: str, share: GPUShare | None, burst: bool | None, actor: str) -> SessionRow:
@@ -440,6 +443,30 @@ def _eighths(row: SessionRow) -> int:
 def _differs(grant: Grant, row: SessionRow) -> bool:
     one = GPUShare.parse(row.share).cards == 1
     return row.state in LIVE and not grant.ended and one and grant.eighths_per_card != _eighths(row)
+
+
+class Courier(threading.Thread):
+    """Does the queue's errands at the hub every `interval` seconds until it is told to stop."""
+
+    def __init__(self, sessions: SessionService, interval: float = 0.5) -> None:
+        super().__init__(name="courier", daemon=True)
+        self._sessions = sessions
+        self._interval = interval
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Go until stopped. What fails is logged, and tried again."""
+        while not self._over.wait(self._interval):
+            if not self._sessions.leadership.leads:
+                continue
+            try:
+                self._sessions.queue.errands()
+            except Exception:
+                log.exception("an errand at the hub failed")
+
+    def stop(self) -> None:
+        """Stop; an errand under way is not waited for."""
+        self._over.set()
 
 
 class Watcher(threading.Thread):

@@ -135,6 +135,33 @@ class QueueRow(Base):
     taken_ms: Mapped[int | None] = mapped_column(BigInteger, default=None)
 
 
+class ParkingRow(Base):
+    """A session that was asked to save for somebody more urgent, and what became of it.
+
+    state: `noticed`, `saved` (it said so), `stopping` (its server is being stopped), `parked` (it waits to be started
+    again); and over: `returned`, `failed` (it could not save), `silent` (it said nothing in time), `void` (nobody
+    needed its room any more, or it ended), `given_up` (its user did not want to wait). `share` is what it asked for,
+    `since_ms` when it first began to wait. `wanted_by`: the session for which it was. `said`: what was saved where, or
+    why not. `options`: with which its server is started again, JSON.
+    """
+
+    __tablename__ = "parkings"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    session: Mapped[str] = mapped_column(String(32))
+    user: Mapped[str] = mapped_column(String(255))
+    server: Mapped[str] = mapped_column(String(255))
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    kind: Mapped[str] = mapped_column(String(32))
+    share: Mapped[str] = mapped_column(String(64))
+    since_ms: Mapped[int] = mapped_column(BigInteger)
+    wanted_by: Mapped[str] = mapped_column(String(32))
+    noticed_ms: Mapped[int] = mapped_column(BigInteger, index=True)
+    due_ms: Mapped[int] = mapped_column(BigInteger)
+    said: Mapped[str | None] = mapped_column(Text, default=None)
+    options: Mapped[str | None] = mapped_column(Text, default=None)
+
+
 class WaitRow(Base):
     """A wait that is over, seconds: what was expected of it when it began, null where nothing could be, and what it
     was. For how far what is expected is to be believed."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+import jupyterhub
+
 from gpuspawner.spawner.templates import TEMPLATES
 
 #: JupyterHub's `custom_scopes`.
@@ -37,9 +39,9 @@ def service(url: str, token: str) -> dict[str, Any]:
     }
 
 
-def roles(admins: Collection[str], *, culled: bool = False) -> list[dict[str, Any]]:
+def roles(admins: Collection[str], *, culled: bool = False, parking: bool = False) -> list[dict[str, Any]]:
     """JupyterHub's `load_roles`. `admins`: users who may do everything with every session. `culled`: whether there is
-    a service that stops idle servers."""
+    a service that stops idle servers. `parking`: whether the service parks servers for more urgent work."""
     found: list[dict[str, Any]] = [
         {
             "name": "user",
@@ -76,6 +78,17 @@ def roles(admins: Collection[str], *, culled: bool = False) -> list[dict[str, An
             "services": [SERVICE],
         },
     ]
+    if parking:
+        # JupyterHub 5 has no scope for starting alone
+        start = "start:servers" if jupyterhub.version_info[0] >= 6 else "servers"
+        found.append(
+            {
+                "name": "gpuspawner-parking",
+                "description": "Stop servers that are saved for more urgent work, and start them again",
+                "scopes": ["delete:servers", start],
+                "services": [SERVICE],
+            }
+        )
     if culled:
         found.append(
             {

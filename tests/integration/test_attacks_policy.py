@@ -75,6 +75,8 @@ def routes(house: House, session: str) -> list[tuple[str, str, str, dict[str, An
                 body = {"json": {"row": 3, "amount": "-9.99", "reason": "mine"}}
             elif plain == "/sessions":
                 body = {"json": {"user": "ann", "share": "1/8", "server": "more"}}
+            elif plain.endswith("/parking"):
+                body = {"json": {"notice": "p-1", "outcome": "saved", "said": "all of it"}}
             elif plain.endswith("/activity"):
                 body = {"json": {"idle_seconds": 1e6}}
             found.append((method.upper(), plain, asked, body if method not in ("get", "delete") else {}))

@@ -62,6 +62,9 @@ class MemoryFleet:
         self.held: dict[str, Grant] = {}
         self.energy: dict[str, int] = {}
         self.now: dict[str, CardReadings] = {}
+        #: What is shown to sessions, and how often something new was.
+        self.told: dict[str, str] = {}
+        self.tellings: list[tuple[str, str]] = []
         self.cordons = Cordons()
         self._lock = threading.RLock()
 
@@ -104,6 +107,15 @@ class MemoryFleet:
             grant = Grant(session, cards, share.eighths_per_card, burst=burst)
             self.hold(grant)
         return grant, self.launch(session)
+
+    tells = True
+
+    def tell(self, session: str, notice: str | None) -> None:
+        if notice is None:
+            self.told.pop(session, None)
+        elif self.told.get(session) != notice:
+            self.told[session] = notice
+            self.tellings.append((session, notice))
 
     def launch(self, session: str) -> Launch:
         return Launch([], {}, "/", None, None)
@@ -200,6 +212,7 @@ class House:
         rate: RateLimit | None = None,
         leadership: Callable[[Engine], Leadership] = lambda _engine: Alone(),
         start: bool = True,
+        servers: Any = None,
         **groups: Any,
     ) -> None:
         self.folder = folder
@@ -215,7 +228,11 @@ class House:
         if not start:
             return
         self.service = SessionService(
-            self.fleet, self.store, book=Book(self.source, self.people), leadership=leadership(self.engine)
+            self.fleet,
+            self.store,
+            book=Book(self.source, self.people),
+            leadership=leadership(self.engine),
+            servers=servers,
         )  # type: ignore[arg-type]
         self.rate = rate
 

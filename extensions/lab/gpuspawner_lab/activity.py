@@ -80,7 +80,7 @@ class ActivityReporter:
         return any(getattr(kernel, "execution_state", None) == "busy" for kernel in kernels)
 
     def _terminal_busy(self) -> bool:
-        return any(_foreground(terminal) for terminal in self._terminals().values())
+        return any(foreground(terminal) is not None for terminal in self._terminals().values())
 
     def _terminals(self) -> dict[str, _Terminal]:
         manager = self._server.web_app.settings.get("terminal_manager")
@@ -109,9 +109,10 @@ class ActivityReporter:
         settings["log_function"] = hear
 
 
-def _foreground(terminal: _Terminal) -> bool:
-    """Whether something other than its shell has the terminal."""
+def foreground(terminal: _Terminal) -> int | None:
+    """The process group that has the terminal, where that is not its shell's."""
     try:
-        return os.tcgetpgrp(terminal.ptyproc.fd) != os.getpgid(terminal.ptyproc.pid)
+        group = os.tcgetpgrp(terminal.ptyproc.fd)
+        return None if group == os.getpgid(terminal.ptyproc.pid) else group
     except (OSError, AttributeError, ValueError):
-        return False
+        return None

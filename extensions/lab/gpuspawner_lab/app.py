@@ -15,6 +15,7 @@ from .checkpoints import RUNS, RunsFolder
 from .detail import PanelDetail
 from .handlers import HANDLERS
 from .nvml import NVMLReader
+from .preemption import PreemptionWatch
 from .sampler import SCHEMA, SCHEMA_ID, SessionView, TelemetrySampler
 from .service import ServiceClient
 
@@ -108,11 +109,22 @@ class GPUSpawnerLab(ExtensionApp):
         self.activity: ActivityReporter | None = None
         if self.configured and self.activity_seconds:
             self._report_activity()
+        self.preemption: PreemptionWatch | None = None
+        notice = os.environ.get("GPUSPAWNER_PREEMPTION_FILE")
+        if self.configured and notice:
+            self._watch_for_notices(Path(notice))
 
     def _report_activity(self) -> None:
         server = cast("ServerApp", self.serverapp)
         self.activity = ActivityReporter(server, self.client.active, self.activity_seconds, self.log)
         server.io_loop.add_callback(self.activity.start)
+
+    def _watch_for_notices(self, file: Path) -> None:
+        server = cast("ServerApp", self.serverapp)
+        base = os.environ.get("XDG_STATE_HOME")
+        folder = (Path(base) if base else Path.home() / ".local/state") / "gpuspawner-runtime/parked"
+        self.preemption = PreemptionWatch(server, self.runs, file, folder, self.client.answer, self.log)
+        server.io_loop.add_callback(self.preemption.start)
 
     def initialize_handlers(self) -> None:
         """Add the endpoints."""
@@ -122,6 +134,8 @@ class GPUSpawnerLab(ExtensionApp):
         """Stop sampling and reporting, and close the connections."""
         if self.activity is not None:
             await self.activity.stop()
+        if self.preemption is not None:
+            await self.preemption.stop()
         await self.sampler.stop()
         await self.client.close()
 

@@ -59,6 +59,11 @@ class ServiceClient:
         """Say for how long nothing was done in this server."""
         return await self._ask("PUT", f"sessions/{self._session}/activity", json={"idle_seconds": idle_seconds})
 
+    async def answer(self, notice: str, saved: bool, said: str) -> dict[str, Any]:
+        """Say that all is saved that a notice was about, or why not."""
+        body = {"notice": notice, "outcome": "saved" if saved else "failed", "said": said}
+        return await self._ask("PUT", f"sessions/{self._session}/parking", json=body)
+
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()

@@ -94,6 +94,21 @@ def usage_path(session_dir: Path) -> Path:
     return session_dir / "usage" / "usage"
 
 
+def notice_path(session_dir: Path) -> Path:
+    """Where the session finds that it is to save, while it is."""
+    return limit_path(session_dir).with_name("notice")
+
+
+def show_notice(session_dir: Path, text: str | None) -> None:
+    """Show the session a notice, whole or not at all; None: none. One that is shown already stays as it is, so that
+    nobody takes it for a new one."""
+    path = notice_path(session_dir)
+    if text is None:
+        path.unlink(missing_ok=True)
+    elif not path.exists() or path.read_text() != text:
+        _write(path, text.encode(), 0o644)
+
+
 @functools.cache
 def _probe() -> tuple[Grade, str | None]:
     build.require(build.LAUNCHER)
@@ -138,10 +153,12 @@ def prepare(plan: SessionPlan) -> Launch:
         env |= plan.driver.env
         env["GPUSPAWNER_LIMITS"] = str(limit_path(plan.session_dir))
         env["GPUSPAWNER_USAGE"] = str(usage_path(plan.session_dir))
+        env["GPUSPAWNER_PREEMPTION_FILE"] = str(notice_path(plan.session_dir))
         _check_reachable(plan, uid, gid)
     else:
         words += ["mode", "namespaces", *_operations(plan, uid, gid)]
         lib = INSIDE / "lib"
+        env["GPUSPAWNER_PREEMPTION_FILE"] = str(INSIDE / "limits" / notice_path(plan.session_dir).name)
         inside = {str(path): str(_extra_place(path)) for path in plan.driver.extra}
         env |= {name: inside.get(value, value) for name, value in plan.driver.env.items()}
         if uid == 0:

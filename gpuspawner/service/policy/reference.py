@@ -10,6 +10,7 @@ from gpuspawner.service.policy.schema import (
     Labelled,
     NodeCost,
     Over,
+    ParkingClass,
     Part,
     PolicyFile,
     Prices,
@@ -54,6 +55,7 @@ _PARTS: tuple[tuple[str, type[Part]], ...] = (
     ("grid", Grid),
     ("grid_live", GridSource),
     ("queue", QueueClass),
+    ("parking", ParkingClass),
 )
 
 

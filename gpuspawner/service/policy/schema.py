@@ -268,6 +268,28 @@ class QueueClass(Part):
         return self
 
 
+#: So long who was given a notice rests, where the policy says nothing.
+REST_MINUTES = 30
+
+
+class ParkingClass(Part):
+    """Whether and how the sessions of one class are parked for more urgent ones, where parking is switched on."""
+
+    kind: Literal["interactive", "training", "batch"] = Field(alias="class", description="the class")
+    park: Annotated[bool, Field(strict=True)] = Field(
+        True, description="whether they are parked at all; a class that is not listed: training and batch are"
+    )
+    notice_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = Field(
+        60, description="how long they have to save; who has not by then is not stopped"
+    )
+    rest_minutes: Annotated[int, Field(strict=True, ge=0, le=10080)] = Field(
+        REST_MINUTES, description="so long after a notice its user is given no other"
+    )
+    floor: Literal["1/8", "1/4", "1/2", "1"] = Field(
+        "1/8", description="what is left to them when they are made smaller"
+    )
+
+
 class Project(Part):
     """What sessions count to in reports. The first project counts that a session belongs to when it starts."""
 
@@ -304,6 +326,9 @@ class PolicyFile(Part):
     costs: list[NodeCost] = Field(default_factory=list, description="left out: costs are unknown")
     grid: list[Grid] = Field(default_factory=list, description="left out: carbon dioxide is unknown")
     grid_live: GridSource | None = Field(None, description="left out: the figures of `grid` alone")
+    parking: list[ParkingClass] = Field(
+        default_factory=list, description="how sessions are parked, by class; left out: the built-in rules"
+    )
     queue: list[QueueClass] = Field(
         default_factory=list, description="who goes first: classes by group; left out: everybody is `interactive`"
     )
@@ -315,6 +340,7 @@ class PolicyFile(Part):
             ("budgets", [budget.name for budget in self.budgets]),
             ("projects", [project.name for project in self.projects]),
             ("cards", [card.uuid for card in self.cards]),
+            ("parking", [str(each.kind) for each in self.parking]),
         ):
             twice = {name for name in names if names.count(name) > 1}
             if twice:

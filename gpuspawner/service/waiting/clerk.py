@@ -14,13 +14,13 @@ import threading
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 from gpuspawner.errors import Conflict, GPUSpawnerError, NotFound
 from gpuspawner.fleet.base import CardState, Fleet, Notice
 from gpuspawner.fleet.placement import place
-from gpuspawner.queue import STANDARD, Action, Board, Grow, Shrink, Start, Waiting, decide
+from gpuspawner.queue import Action, Board, Grow, Park, Shrink, Start, Waiting, Withdraw, decide
+from gpuspawner.queue import Notice as GiveNotice
 from gpuspawner.queue.clockwork import expected_wait, expected_waits
 from gpuspawner.queue.forecast import Expected, Record
 from gpuspawner.service.policy.book import Book
@@ -28,7 +28,10 @@ from gpuspawner.service.policy.budgets import Budgets
 from gpuspawner.service.store import LIVE, Store
 from gpuspawner.service.tables import SessionRow
 from gpuspawner.service.waiting.entries import Entries, Entry, Wish
+from gpuspawner.service.waiting.parker import Parker
+from gpuspawner.service.waiting.parkings import Parking
 from gpuspawner.service.waiting.scene import Scene, scene, use_of
+from gpuspawner.service.waiting.servers import Servers
 from gpuspawner.service.waiting.telling import Place, Steady, reason_of
 from gpuspawner.service.waiting.use import recent_use
 from gpuspawner.share import GPUShare
@@ -68,13 +71,14 @@ class Clerk:
     """The queue of one service. Thread-safe. No lock of a session's or a user's is taken before this one's but a
     user's, and no user's after it."""
 
-    def __init__(self, house: House, wake: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, house: House, wake: Callable[[], None] = lambda: None, servers: Servers | None = None) -> None:
         self._house = house
         self._wake = wake
-        self.rules = replace(STANDARD, parks=False)
         self.entries = Entries(house.store.engine)
         self._lock = threading.RLock()
         self._clock = Steady()
+        self.parker = Parker(house, lambda: self._clock(), servers)
+        self.rules = self.parker.rules()
         self._record = Record()
         self._seen: dict[str, float] = {}
         #: Who takes only what is free now, and does not wait.
@@ -101,7 +105,8 @@ class Clerk:
         with self._lock:
             self.entries.recall()
             self._record = self.entries.record()
-            self._clock = Steady(self.entries.newest_ms / 1000)
+            self.parker.recall()
+            self._clock = Steady(max(self.entries.newest_ms, self.parker.rows.newest_ms) / 1000)
             now = time.monotonic()
             live = {row.id for row in self._house.store.sessions(states=LIVE)}
             for row in self.entries:
@@ -144,24 +149,27 @@ class Clerk:
                 self._seen[row.id] = time.monotonic()
                 return row
             if row is not None:
-                self.leave(row.id, "It was replaced by another wish for the same server.")
+                self.leave(row.id, "It was replaced by another wish for the same server.", gives_up=False)
             if len(self.entries) >= MOST:
                 raise Conflict("The queue is full. Try again later.", code="no_room")
             session = f"s-{secrets.token_hex(6)}"
-            since = max(round(self._clock() * 1000), self.entries.newest_ms)
+            parked = self.parker.rows.parked(user, server)
+            since = max(round(self._clock() * 1000), self.entries.newest_ms) if parked is None else parked.since_ms
             row = self.entries.add(id=session, user=user, server=server, state="waiting", since_ms=since, **asked)
             if not wish.wait:
                 self._passing.add(session)
             self._seen[session] = time.monotonic()
             return row
 
-    def leave(self, session: str, why: str) -> bool:
-        """Somebody does not wait any more; whether it did."""
+    def leave(self, session: str, why: str, *, gives_up: bool = True) -> bool:
+        """Somebody does not wait any more; whether it did. `gives_up`: one that was parked is not to come back."""
         with self._lock:
             row = self.entries.get(session)
             if row is None or row.state != "waiting":
                 return False
             self._forget(session, why)
+            if gives_up:
+                self.parker.give_up(row.user, row.server)
         self._wake()
         return True
 
@@ -229,14 +237,15 @@ class Clerk:
 
     def notices(self, session: SessionRow) -> list[Notice]:
         """That a session was made smaller for somebody more urgent."""
+        found = self.parker.notices(session.id)
         row = self.entries.get(session.id)
         if row is None or row.taken_by is None or row.taken_ms is None:
-            return []
+            return found
         message = (
             f"Made smaller to {session.share} of the card because more urgent work needs the rest. It grows back to "
             f"{GPUShare.parse(row.share).amount} by itself when there is room. Kernels go on."
         )
-        return [Notice("made_smaller", message, row.taken_ms / 1000)]
+        return [*found, Notice("made_smaller", message, row.taken_ms / 1000)]
 
     def is_placed(self, session: str) -> bool:
         """Whether a session was started from the queue and its hub has not fetched it yet."""
@@ -266,7 +275,8 @@ class Clerk:
 
     @property
     def _busy(self) -> bool:
-        return self.entries.anybody or any(row.taken_by is not None for row in self.entries)
+        taken = any(row.taken_by is not None for row in self.entries)
+        return taken or self.entries.anybody or len(self.parker.rows) > 0
 
     # -- deciding --------------------------------------------------------------------------------------
 
@@ -278,6 +288,8 @@ class Clerk:
                 if now - self._seen.setdefault(row.id, now) > FORGOTTEN:
                     log.info("session %s waits no more: nobody asks for it", row.id)
                     self._forget(row.id, "Nobody asked for it any more.")
+            self.parker.look()
+            self.rules = self.parker.rules()
         if self._busy:
             self.decide()
         if time.monotonic() >= self._next_forecast and self.anybody:
@@ -297,7 +309,7 @@ class Clerk:
                     if self._decide_once():
                         break
 
-    def _scene(self) -> Scene:
+    def _scene(self, *, forecast: bool = False) -> Scene:
         now = time.monotonic()
         self._unwilling = {name: until for name, until in self._unwilling.items() if until > now}
         waiting, aside = [], {}
@@ -317,6 +329,7 @@ class Clerk:
         for session in self._passing & found.board.waiting.keys():
             found.board.waiting[session].takes = False
         found.aside.update(aside)
+        self.parker.mark(found.board, live, forecast=forecast)
         if self.rules.fair and len({row.user for row in waiting}) > 1:
             use_of(found.board, self.rules, self._recent_use(), self._clock())
         return found
@@ -331,9 +344,14 @@ class Clerk:
         """One decision, carried out; whether there is no need for another one now."""
         found, now = self._scene(), self._clock()
         actions = decide(found.board, self.rules, now)
+        parks = False
         for action in actions:
-            if not self._do(action, found):
-                return False
+            if isinstance(action, Park):
+                self.parker.stop(action.session)
+                parks = True
+            elif parks or not self._do(action, found):
+                return False  # the place of who is parked is free once it has gone
+        self.parker.follow(found.board)
         self._place_on_slices(found)
         self._note(found, now)
         return True
@@ -352,6 +370,10 @@ class Clerk:
                 )
                 if not found.board.running[action.session].missing:
                     self.entries.change(action.session, taken_by=None)
+            elif isinstance(action, GiveNotice):
+                self._notify(action, found.board)
+            elif isinstance(action, Withdraw):
+                self.parker.withdraw(action.session)
         except GPUSpawnerError as error:
             log.info("%s could not be done: %s", action, error.message)
             self._unwilling[action.session] = time.monotonic() + _UNWILLING
@@ -373,6 +395,30 @@ class Clerk:
             self.entries.change(row.id, share=asked, taken_by=action.wanted_by, taken_ms=taken_ms)
         reason = f"made smaller for {action.wanted_by}, which is more urgent"
         self._house.resize(action.session, GPUShare(action.eighths), "queue", reason)
+
+    def _notify(self, action: GiveNotice, board: Board) -> None:
+        """It is asked to save, and then keeps the place that it had when it came."""
+        running, row = board.running[action.session], self.entries.get(action.session)
+        seconds = self.rules.classes[running.asked.kind].notice_seconds
+        since = None if row is None else row.since_ms
+        self.parker.notify(action.session, action.wanted_by, seconds, running.asked.share.amount, since)
+
+    def errands(self) -> None:
+        """Ask the hub for what parking needs of it."""
+        if self.parker.on and len(self.parker.rows):
+            self.parker.errands(self._lock, self._asked_for)
+
+    def _asked_for(self, user: str, server: str) -> bool:
+        """Whether a user's server waits here, and its hub has asked for it of late."""
+        row = self.entries.of(user, server)
+        return row is not None and time.monotonic() - self._seen.get(row.id, 0.0) < FRESH
+
+    def answer(self, session: str, notice: str, saved: bool, said: str) -> Parking:
+        """What a session says to its notice; what is under way with it then. Raises Conflict."""
+        with self._lock:
+            row = self.parker.answer(session, notice, saved, said)
+        self._wake()
+        return row
 
     def _put(self, row: Entry, card: str | None) -> None:
         """Give somebody who waits its share. Raises as the fleet's start does."""
@@ -420,7 +466,7 @@ class Clerk:
     def _forecast(self) -> None:
         """What is expected of those who will start first; of the others nothing is known."""
         with self._lock:
-            found, now = self._scene(), self._clock()
+            found, now = self._scene(forecast=True), self._clock()
         if not found.board.waiting:
             return
         usual = self._record.usual(_OTHERWISE)
@@ -468,7 +514,7 @@ class Clerk:
         return known
 
     def _find_out(self, kind: str, share: GPUShare) -> Expected | None:
-        found, at = self._scene(), self._clock()
+        found, at = self._scene(forecast=True), self._clock()
         found.board.wait(Waiting("", "", kind, share, at))
         usual = self._record.usual(_OTHERWISE)
         return self._record.expected(kind, expected_wait(found.board, self.rules, at, "", otherwise=usual))

@@ -58,6 +58,16 @@ def queue_routes(sessions: SessionService, authenticator: Authenticator) -> APIR
         why = sessions.queue.why_gone(session) if caller.hub else None
         raise NotFound(why or "There is nobody of that name in the queue.", field="session", given=session)
 
+    @router.put("/sessions/{session}/parking")
+    def answer(session: str, body: schemas.ParkingAnswer, caller: Caller) -> schemas.ParkingState:
+        """What a session says to the notice that it was given: that it is saved, or why it is not."""
+        sessions.must_lead()
+        row = sessions.store.session(session) if len(session) <= 32 else None
+        if row is None or not caller.may("activity", row.user, row.server):
+            raise NotFound("There is no such session, or you may not see it.", field="session", given=session)
+        found = sessions.queue.answer(row.id, body.notice, body.outcome == "saved", body.said)
+        return schemas.ParkingState(notice=found.id, state=found.state)
+
     return router
 
 

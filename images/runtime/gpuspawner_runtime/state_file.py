@@ -52,6 +52,7 @@ class StateFile:
             "run": self.run,
             "title": self.title[:_LONGEST_TEXT] if self.title else None,
             "status": status,
+            "pid": os.getpid(),
             "updated": now(),
             "next_due": next_due,
             "priority": current_priority(),

@@ -1,0 +1,128 @@
+"""A training gives way to an urgent request: it is saved, its server is stopped, and it comes back with its state."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from support.common import until
+from support.hub import Hub, Kernel, User
+from support.pages import put
+from support.stack import stack
+
+pytestmark = [pytest.mark.hub, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[3]
+POLICY = """
+version: 1
+queue:
+- {users: [ursa], default: inference-urgent}
+- {users: [tom, tia], default: training}
+parking:
+- {class: training, notice_seconds: 240, rest_minutes: 0, floor: "1"}
+"""
+#: numba has a copy of it, and no other package here
+PICKLE = "from numba.cloudpickle.cloudpickle import *\nfrom numba.cloudpickle.cloudpickle import Pickler\n"
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    folder = tmp_path_factory.mktemp("parking")
+    policy = folder / "policy.yaml"
+    policy.write_text(POLICY)
+    env = {"GPUSPAWNER_PARKING": "yes", "GPUSPAWNER_POLICY": str(policy)}
+    with stack(folder / "state", "1*h100-80gb", env=env) as made:
+        yield Hub(made)
+
+
+def with_runtime(user: User) -> Kernel:
+    """A kernel in which the runtime can be imported."""
+    home = user.hub.stack.state / "users" / user.name
+    put(user.hub.stack, user.name, "cloudpickle.py", PICKLE)
+    shutil.copytree(ROOT / "images/runtime/gpuspawner_runtime", home / "gpuspawner_runtime", dirs_exist_ok=True)
+    owner = home.stat()
+    for path in [home / "gpuspawner_runtime", *(home / "gpuspawner_runtime").rglob("*")]:
+        os.chown(path, owner.st_uid, owner.st_gid)
+    return user.kernel()
+
+
+def states(hub: Hub, user: str) -> list[str]:
+    return [each["state"] for each in hub.sessions(user)]
+
+
+def back(kernel: Kernel, code: str) -> str | None:
+    """What the kernel of that id prints, if it is there."""
+    try:
+        return kernel(code, within=20) if kernel.answers() else None
+    except (AssertionError, TimeoutError, httpx.HTTPError, OSError):
+        return None
+
+
+def test_a_training_is_parked_for_the_urgent_and_comes_back_by_itself_with_its_state(hub: Hub) -> None:
+    with hub.user("tom") as tom, hub.user("ursa") as ursa:
+        first = tom.start({"share": "1"})
+        kernel = with_runtime(tom)
+        kernel("weights = list(range(1000)); step = 41\ndef train():\n    global step\n    step += 1\n    return step")
+        assert kernel("print(train())") == "42\n"
+        until(lambda: states(hub, "tom") == ["running"], what="the session to run")
+
+        assert ursa.ask({"share": "1/2", "wait": True}).status_code in (201, 202)
+        urgent = ursa.ready()
+        assert urgent["share"] == "1/2"
+        assert tom.server().get("ready") is not True, "its server was stopped"
+        (waits,) = until(lambda: [each for each in hub.queue() if each["user"] == "tom"], 90, "tom to wait again")
+        assert (waits["share"], waits["kind"]) == ("1", "training")
+        with hub.stack.service() as service:
+            rows = service.get("/events", params={"session": first["id"]}).json()["events"]
+        assert [row["kind"] for row in rows] == ["free", "end", "start"]
+
+        hub.kill("service")
+        until(lambda: hub.answers("/services/gpuspawner/api/v1/health"), 60, "the service")
+        ursa.stop()
+        again = tom.ready()
+        assert again["id"] == waits["id"] != first["id"]
+        assert again["share"] == "1"
+        assert until(lambda: back(kernel, "print(train(), sum(weights))"), 180, "its kernel") == "43 499500\n"
+
+
+COMPUTES = """
+import time
+from pathlib import Path
+ended = time.monotonic() + 600
+while not Path("go").exists() and time.monotonic() < ended:
+    time.sleep(0.05)
+"""
+
+
+def test_who_cannot_save_is_not_stopped(hub: Hub) -> None:
+    with hub.user("tia") as tia, hub.user("ursa") as ursa:
+        session = tia.start({"share": "1"})
+        kernel = with_runtime(tia)
+        kernel("import threading\nheld = threading.Lock()")
+        until(lambda: states(hub, "tia") == ["running"], what="the session to run")
+        notice = hub.stack.state / "node/sessions" / session["id"] / "limit/notice"
+        assert ursa.ask({"share": "1/2", "wait": True}).status_code in (201, 202)
+        until(notice.exists, 60, "a notice")
+        first = json.loads(notice.read_text())["notice"]
+        # it says that it cannot; it does not rest here, so that it is asked again
+        until(lambda: notice.exists() and json.loads(notice.read_text())["notice"] != first, 120, "another notice")
+        assert kernel("print(held.locked())") == "False\n", "it runs on"
+        assert tia.session()["id"] == session["id"]
+        computes = threading.Thread(target=kernel, args=(COMPUTES, 700))
+        computes.start()
+        try:
+            assert ursa.server().get("ready") is not True
+            assert states(hub, "tia") == ["running"]
+            assert ursa.api("DELETE", "/server").status_code in (202, 204)
+            until(lambda: not hub.queue(), 60, "nobody to wait")
+            until(lambda: not notice.exists(), 60, "the notice to be void")
+            assert tia.session()["id"] == session["id"]
+        finally:
+            put(hub.stack, "tia", "go", "")
+            computes.join()
