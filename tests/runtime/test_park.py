@@ -314,3 +314,22 @@ def test_what_dill_cannot_say(tmp_path: Path) -> None:
     found, report = there_and_back(namespace, tmp_path)
     assert found == {"good": [1, 2], "also": {"x": 1}}
     assert report.lost == {"bad": "bad: generator: cannot pickle 'generator' object"}
+
+
+def test_a_kernel_that_gives_way_says_what_became_of_it_and_comes_back(tmp_path: Path) -> None:
+    home, work = tmp_path / "h", tmp_path / "w"
+    for folder in (home, work):
+        folder.mkdir()
+    act = "from gpuspawner_runtime.park.preempted import save, restore\n"
+    file = home / ".local/state/gpuspawner-runtime/parked/p.parked"
+    saved = shell(["step = 42\ndef more():\n    return step + 1", f"{act}print(save('p'))"], work, home)
+    assert saved == {"bytes": file.stat().st_size}
+    back = shell([f"{act}print('[' + restore('p') + ',', more(), ']')"], work, home)
+    assert back[0]["variables"] >= 2
+    assert back[1] == 43
+    assert not file.exists(), "brought back once"
+
+    lost = shell(["import threading\nheld = threading.Lock()", f"{act}print(save('p'))"], work, home)
+    assert "held" in lost["problem"]
+    assert not file.exists(), "what is not whole is not kept"
+    assert "problem" in shell([f"{act}print(restore('p'))"], work, home)

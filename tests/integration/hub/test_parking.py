@@ -16,8 +16,10 @@ from support.hub import Hub, Kernel, User
 from support.pages import put
 from support.stack import stack
 
-pytestmark = [pytest.mark.hub, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.hub, pytest.mark.timeout(1500)]
 
+#: Seconds; a server is stopped and another one started within
+LONG = 400.0
 ROOT = Path(__file__).parents[3]
 POLICY = """
 version: 1
@@ -70,13 +72,14 @@ def test_a_training_is_parked_for_the_urgent_and_comes_back_by_itself_with_its_s
         kernel = with_runtime(tom)
         kernel("weights = list(range(1000)); step = 41\ndef train():\n    global step\n    step += 1\n    return step")
         assert kernel("print(train())") == "42\n"
-        until(lambda: states(hub, "tom") == ["running"], what="the session to run")
+        until(lambda: states(hub, "tom") == ["running"], LONG, "the session to run")
 
         assert ursa.ask({"share": "1/2", "wait": True}).status_code in (201, 202)
-        urgent = ursa.ready()
+        until(lambda: ursa.server().get("ready"), LONG, "the urgent server")
+        urgent = ursa.session()
         assert urgent["share"] == "1/2"
         assert tom.server().get("ready") is not True, "its server was stopped"
-        (waits,) = until(lambda: [each for each in hub.queue() if each["user"] == "tom"], 90, "tom to wait again")
+        (waits,) = until(lambda: [each for each in hub.queue() if each["user"] == "tom"], LONG, "tom to wait again")
         assert (waits["share"], waits["kind"]) == ("1", "training")
         with hub.stack.service() as service:
             rows = service.get("/events", params={"session": first["id"]}).json()["events"]
@@ -85,10 +88,11 @@ def test_a_training_is_parked_for_the_urgent_and_comes_back_by_itself_with_its_s
         hub.kill("service")
         until(lambda: hub.answers("/services/gpuspawner/api/v1/health"), 60, "the service")
         ursa.stop()
-        again = tom.ready()
+        until(lambda: tom.server().get("ready"), LONG, "the server to come back")
+        again = tom.session()
         assert again["id"] == waits["id"] != first["id"]
         assert again["share"] == "1"
-        assert until(lambda: back(kernel, "print(train(), sum(weights))"), 180, "its kernel") == "43 499500\n"
+        assert until(lambda: back(kernel, "print(train(), sum(weights))"), LONG, "its kernel") == "43 499500\n"
 
 
 COMPUTES = """
@@ -105,13 +109,13 @@ def test_who_cannot_save_is_not_stopped(hub: Hub) -> None:
         session = tia.start({"share": "1"})
         kernel = with_runtime(tia)
         kernel("import threading\nheld = threading.Lock()")
-        until(lambda: states(hub, "tia") == ["running"], what="the session to run")
+        until(lambda: states(hub, "tia") == ["running"], LONG, "the session to run")
         notice = hub.stack.state / "node/sessions" / session["id"] / "limit/notice"
         assert ursa.ask({"share": "1/2", "wait": True}).status_code in (201, 202)
-        until(notice.exists, 60, "a notice")
+        until(notice.exists, LONG, "a notice")
         first = json.loads(notice.read_text())["notice"]
         # it says that it cannot; it does not rest here, so that it is asked again
-        until(lambda: notice.exists() and json.loads(notice.read_text())["notice"] != first, 120, "another notice")
+        until(lambda: notice.exists() and json.loads(notice.read_text())["notice"] != first, LONG, "another notice")
         assert kernel("print(held.locked())") == "False\n", "it runs on"
         assert tia.session()["id"] == session["id"]
         computes = threading.Thread(target=kernel, args=(COMPUTES, 700))
@@ -120,8 +124,8 @@ def test_who_cannot_save_is_not_stopped(hub: Hub) -> None:
             assert ursa.server().get("ready") is not True
             assert states(hub, "tia") == ["running"]
             assert ursa.api("DELETE", "/server").status_code in (202, 204)
-            until(lambda: not hub.queue(), 60, "nobody to wait")
-            until(lambda: not notice.exists(), 60, "the notice to be void")
+            until(lambda: not hub.queue(), LONG, "nobody to wait")
+            until(lambda: not notice.exists(), LONG, "the notice to be void")
             assert tia.session()["id"] == session["id"]
         finally:
             put(hub.stack, "tia", "go", "")
