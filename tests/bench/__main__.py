@@ -37,6 +37,7 @@ GOALS = {
     "panel-long-task": "<= 50",
     "panel-paint": "<= 1000",
     "park": "below dill",
+    "quantum": "<= 1.05",
     "queue-replay": "<= 60",
     "queue-value": "shown",
     "resize": "<= 20 (p99)",

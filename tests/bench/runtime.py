@@ -1,4 +1,4 @@
-"""Runs a benchmark of the runtime in the environment that has PyTorch."""
+"""Runs a benchmark of the runtime in the environment that has PyTorch, or another that a tool prints the Python of."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def in_runtime(module: str) -> tuple[float, str]:
+def in_runtime(module: str, environment: str = "tools/runtime-env") -> tuple[float, str]:
     """Value and unit by `python -m tests.bench.MODULE`, which prints them last; what it prints before is passed on."""
-    python = subprocess.run([ROOT / "tools/runtime-env"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    python = subprocess.run([ROOT / environment], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     paths = [str(ROOT), str(ROOT / "images/runtime"), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [python, "-m", f"tests.bench.{module}"]

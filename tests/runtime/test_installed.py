@@ -71,7 +71,8 @@ def test_it_trains_and_resumes_without_the_repository(tmp_path: Path, home: Path
 
 def test_what_it_imports_is_what_it_asks_for() -> None:
     project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
-    asked = [*project["dependencies"], *project["optional-dependencies"]["torch"]]
+    extras = project["optional-dependencies"]
+    asked = [*project["dependencies"], *extras["torch"], *extras["quantum"]]
     names = {re.split(r"[\s>=<\[]", each)[0].lower() for each in asked} | {"gpuspawner_runtime"}
     # used where they are installed anyhow: in a notebook, beside a hub, on a card, with a reader of their own
     names |= {"ipython", "gpuspawner_lab", "pynvml", "amdsmi", "webdataset", "streaming"}
