@@ -310,6 +310,16 @@ class SessionService:
                         self._shrink(row.id, SMALLEST, why)
                     except GPUSpawnerError as error:  # its memory is in use; the next look tries again
                         log.warning("session %s is not shrunk though %s: %s", row.id, why, error.message)
+        if self.queue.parker.on:
+            self._park_over_budget()
+
+    def _park_over_budget(self) -> None:
+        """Ask to save what belongs to those whose budget has been used up for longer still."""
+        rows = [row for row in self.store.sessions(states=("running",)) if GPUShare.parse(row.share).cards]
+        late = self.budgets.to_park(sorted({row.user for row in rows}))
+        for row in rows:
+            if row.user in late:
+                self.queue.park_for_budget(row)
 
     def _hear(self) -> None:
         for change in self.fleet.watch():

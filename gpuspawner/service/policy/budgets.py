@@ -1,6 +1,7 @@
 """Budgets: how much of them is used, what is said at which level, and what follows at the end.
 
-At the end of a budget nothing of its users starts or grows. After its grace what runs is shrunk to 1/8 of its card.
+At the end of a budget nothing of its users starts or grows. After its grace what runs is shrunk to 1/8 of its card, and
+later, where the policy says so, saved and parked.
 """
 
 from __future__ import annotations
@@ -136,6 +137,15 @@ class Budgets:
 
     def to_shrink(self, users: Iterable[str]) -> dict[str, str]:
         """Of `users` those whose budget has been used up for longer than its grace, and why. Raises Unavailable."""
+        return self._late(users, lambda budget: budget.grace_minutes)
+
+    def to_park(self, users: Iterable[str]) -> dict[str, str]:
+        """Of `users` those whose sessions are to be parked for that, and why. Raises Unavailable."""
+        return self._late(
+            users, lambda budget: None if budget.park_minutes is None else budget.grace_minutes + budget.park_minutes
+        )
+
+    def _late(self, users: Iterable[str], minutes: Callable[[Budget], int | None]) -> dict[str, str]:
         found: dict[str, str] = {}
         now, over = self._clock(), set()
         for user in users:
@@ -145,7 +155,8 @@ class Budgets:
                 key = account.budget.name, account.whose
                 over.add(key)
                 since = self.over_since.setdefault(key, now)
-                if now - since >= account.budget.grace_minutes * 60:
+                most = minutes(account.budget)
+                if most is not None and now - since >= most * 60:
                     found[user] = f"the budget {account.budget.name!r} of {account.whose} is used up"
         for key in self.over_since.keys() - over:
             del self.over_since[key]

@@ -242,6 +242,11 @@ class Budget(Part):
     grace_minutes: Annotated[int, Field(strict=True, ge=0, le=10**6)] = Field(
         60, description="from the end of the budget until what runs is shrunk to 1/8"
     )
+    park_minutes: Annotated[int, Field(strict=True, ge=0, le=10**6)] | None = Field(
+        None,
+        description="from then until what runs is saved and parked, where parking is switched on; what cannot be saved "
+        "runs on; left out: nothing is parked",
+    )
 
     @model_validator(mode="after")
     def _of_something(self) -> Budget:

@@ -276,7 +276,7 @@ class Clerk:
     @property
     def _busy(self) -> bool:
         taken = any(row.taken_by is not None for row in self.entries)
-        return taken or self.entries.anybody or len(self.parker.rows) > 0
+        return taken or self.entries.anybody or self.parker.busy
 
     # -- deciding --------------------------------------------------------------------------------------
 
@@ -402,6 +402,12 @@ class Clerk:
         seconds = self.rules.classes[running.asked.kind].notice_seconds
         since = None if row is None else row.since_ms
         self.parker.notify(action.session, action.wanted_by, seconds, running.asked.share.amount, since)
+
+    def park_for_budget(self, session: SessionRow) -> None:
+        """Its user's budget is used up: it is asked to save, and stopped when it has."""
+        with self._lock:
+            row = self.entries.get(session.id)
+            self.parker.ask_for_budget(session, self.rules, None if row is None else row.since_ms)
 
     def errands(self) -> None:
         """Ask the hub for what parking needs of it."""

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from gpuspawner.errors import Conflict, GPUSpawnerError, NotFound
 from gpuspawner.fleet.base import Fleet, Notice
-from gpuspawner.queue import STANDARD, Board, Rules, Waiting
+from gpuspawner.queue import STANDARD, Board, Rules
 from gpuspawner.service.policy.book import Book
 from gpuspawner.service.policy.budgets import Budgets
 from gpuspawner.service.policy.schema import REST_MINUTES
@@ -34,6 +34,8 @@ from gpuspawner.share import GPUShare
 log = logging.getLogger(__name__)
 
 _NEVER = float("inf")
+#: Instead of the session for which another one is parked.
+BUDGET = "budget"
 #: Seconds until the hub is asked again to stop a server; and to start one that is in no queue.
 _STOP_AGAIN, _START_AGAIN = 10.0, 30.0
 _AT_ONCE = 8
@@ -63,6 +65,11 @@ class Parker:
     def on(self) -> bool:
         """Whether anybody is parked here at all."""
         return self.servers is not None and self._house.fleet.tells
+
+    @property
+    def busy(self) -> bool:
+        """Whether a session that runs is on its way to be parked."""
+        return any(row.state != "parked" for row in self.rows)
 
     def recall(self) -> None:
         """Take over what an earlier service left. A notice that was void is shown no longer."""
@@ -94,17 +101,21 @@ class Parker:
         now = self._clock()
         for session, running in board.running.items():
             row = self.rows.get(session)
-            running.can_park = row is None and states.get(session) == "running" and self._rested(running.asked, now)
-            if row is None or (row.state == "stopping" and row.wanted_by not in board.waiting):
+            asked = running.asked
+            rested = states.get(session) == "running" and self._rested(asked.user, asked.kind, now)
+            running.can_park = row is None and rested
+            if row is None or row.wanted_by == BUDGET:
+                continue
+            if row.state == "stopping" and row.wanted_by not in board.waiting:
                 continue
             due = 0.0 if row.state == "saved" else max(now, row.due_ms / 1000) if forecast else _NEVER
             running.can_park = row.state in ("noticed", "saved")
             board.notify(session, (row.wanted_by, due))
 
-    def _rested(self, asked: Waiting, now: float) -> bool:
-        last = self.rows.last_notice.get(asked.user)
+    def _rested(self, user: str, kind: str, now: float) -> bool:
+        last = self.rows.last_notice.get(user)
         given = self._house.book.source.current.file.parking
-        rest = next((each.rest_minutes for each in given if each.kind == asked.kind), REST_MINUTES)
+        rest = next((each.rest_minutes for each in given if each.kind == kind), REST_MINUTES)
         return last is None or now - last / 1000 >= rest * 60
 
     def follow(self, board: Board) -> None:
@@ -141,6 +152,12 @@ class Parker:
         log.info("session %s is asked to save within %.0f s for %s", session, seconds, wanted_by)
         self._tell(row)
         return row
+
+    def ask_for_budget(self, session: SessionRow, rules: Rules, since_ms: int | None) -> None:
+        """Give a session notice because its user's budget is used up, unless it has one or rests."""
+        if self.rows.get(session.id) is None and self._rested(session.user, session.kind, self._clock()):
+            seconds = rules.classes[session.kind].notice_seconds
+            self.notify(session.id, BUDGET, seconds, session.share, since_ms)
 
     def _tell(self, row: Parking) -> None:
         due = datetime.fromtimestamp(row.due_ms / 1000, UTC).isoformat(timespec="milliseconds")
@@ -194,6 +211,8 @@ class Parker:
                 self._next.pop(row.id, None)
             elif row.state in ("noticed", "saved") and not live:
                 self._over(row, "void")
+            elif row.state == "saved" and row.wanted_by == BUDGET:
+                self.rows.change(row, state="stopping")
             elif row.state == "noticed" and now_ms >= row.due_ms:
                 log.warning("session %s did not say within its time that it is saved, and runs on", row.session)
                 self._over(row, "silent")
@@ -270,8 +289,9 @@ class Parker:
             return []
         since, due = row.noticed_ms / 1000, row.due_ms / 1000
         if row.state == "noticed":
+            why = "Your budget is used up" if row.wanted_by == BUDGET else "More urgent work needs this share"
             message = (
-                "More urgent work needs this share. Save your work: what is in memory is being saved too. If that "
+                f"{why}. Save your work: what is in memory is being saved too. If that "
                 "succeeds your server is stopped, keeps its place in the queue, and is started again by itself."
             )
             return [Notice("parking", message, since, due)]

@@ -290,3 +290,44 @@ def test_nobody_is_parked_where_it_is_not_switched_on(tmp_path: Path, monkeypatc
     house.service.look()
     assert house.start("ursa", "1", wait=True).status_code == 202
     assert (house.fleet.told, len(house.service.queue.parker.rows)) == ({}, 0)
+
+
+SPENT = """
+budgets:
+- {name: course, users: [tom], eighth_hours: 0, grace_minutes: 0, park_minutes: 0}
+"""
+
+
+def test_at_the_end_of_a_budget_who_is_saved_is_parked_until_there_is_budget(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tom = place.full("tom")
+    place.policy = POLICY + SPENT
+    place.house.write(place.policy)
+    assert place.states() == {"tom": "noticed"}
+    (told,) = [
+        each
+        for each in place.house.ask("tom", "GET", f"/sessions/{tom}").json()["notices"]
+        if each["code"] == "parking"
+    ]
+    assert told["message"].startswith("Your budget is used up.")
+    place.look()
+    assert place.hub.asked == [], "not before it is saved"
+    place.killed()
+    place.house.service.look()
+    place.answer(tom, "tom")
+    place.look()
+    assert place.states() == {"tom": "parked"}
+    assert place.hub.asked == [("options", "tom"), ("stop", "tom")]
+    place.look()
+    assert place.fleet.held == {}
+    assert ("start", "tom") not in place.hub.asked, "there is no budget"
+    tia = place.full("tia")
+    place.house.ask("hub", "DELETE", f"/sessions/{tia}")
+
+    place.house.write(POLICY)
+    later = time.monotonic() + 60
+    monkeypatch.setattr("gpuspawner.service.waiting.parker.time.monotonic", lambda: later)
+    monkeypatch.setattr(place.hub, "start", lambda user, server, options: place.house.start(user, **options))
+    place.look()
+    assert [grant.eighths_per_card for grant in place.fleet.held.values()] == [1], "as it was when it was parked"
