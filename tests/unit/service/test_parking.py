@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.memory_fleet import House, MemoryFleet
+from support.postgres import postgres
 
 from gpuspawner.errors import Unavailable
 from gpuspawner.service.waiting.servers import HubRefuses
@@ -70,15 +71,18 @@ class Fleet(MemoryFleet):
 class Place:
     """A service that can be killed and started anew over one fleet and one hub."""
 
-    def __init__(self, folder: Path, cards: int = 1, policy: str = POLICY) -> None:
-        self.folder, self.policy = folder, policy
+    def __init__(self, folder: Path, cards: int = 1, policy: str = POLICY, url: str | None = None) -> None:
+        self.folder, self.policy, self.url = folder, policy, url
         self.fleet = Fleet(cards)
         self.hub = Servers()
+        self.house: House = None  # type: ignore[assignment]
         self.killed()
 
     def killed(self) -> None:
         """What was only in memory is gone."""
-        self.house = self.hub.house = House(self.folder, self.policy, self.fleet, servers=self.hub)
+        if self.house is not None:
+            self.house.engine.dispose()
+        self.house = self.hub.house = House(self.folder, self.policy, self.fleet, self.url, servers=self.hub)
 
     def look(self) -> None:
         self.house.service.look()
@@ -116,6 +120,18 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 @pytest.mark.parametrize("killed", ["never", "after each step"])
 def test_the_whole_way_there_and_back(place: Place, killed: str) -> None:
+    there_and_back(place, killed)
+
+
+def test_the_whole_way_on_postgresql(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with postgres() as cluster:
+        place = Place(tmp_path, url=cluster.database())
+        monkeypatch.setattr(place.fleet, "used_bytes", lambda session: 79 << 30)
+        there_and_back(place, "after each step")
+        place.house.engine.dispose()
+
+
+def there_and_back(place: Place, killed: str) -> None:
     def step() -> None:
         if killed != "never":
             place.killed()
