@@ -22,10 +22,10 @@ lab_src := $(shell find extensions/lab/src extensions/lab/style -type f 2>/dev/n
 page_src := $(shell find extensions/admin/src extensions/admin/style -type f -not -path '*/__tests__/*' 2>/dev/null) extensions/admin/build.mjs $(wildcard extensions/lab/src/format.ts extensions/lab/src/eighths.tsx extensions/lab/style/*.css)
 lab_py := $(shell find extensions/lab/gpuspawner_lab extensions/lab/jupyter-config -type f -not -path '*/labextension/*' -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help up runtime stop status test test-hub5 test-runtime test-quantum test-cluster soak lint docs check-c cluster images bench setup setup-dev lock clean
+.PHONY: help up runtime stop status test test-hub5 test-runtime test-quantum test-cluster soak lint docs check-c cluster images image-quantum bench setup setup-dev lock clean
 
 help: ## this list
-	@grep -hE '^[a-z0-9%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+	@grep -hE '^[a-z0-9%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
 
 up: setup ## set up and run JupyterHub at 127.0.0.1:8000 (GPUSPAWNER_PORT) until Ctrl-C
 	@exec $(PY) -m gpuspawner.cli up
@@ -71,6 +71,9 @@ cluster: setup-dev $(STAMPS)/cluster ## run a Kubernetes cluster for tests until
 
 images: $(STAMPS)/proxy $(STAMPS)/lab-build $(STAMPS)/page $(STAMPS)/cluster ## build the images of the chart with buildah (IMAGES_ARGS="--base IMAGE --prefix REGISTRY/gpuspawner-")
 	@tools/images $(IMAGES_ARGS)
+
+image-quantum: ## build the notebook image with simulators of quantum circuits, on that of `make images`, and look at it
+	@tools/image-quantum
 
 docs: setup-dev ## build the documentation into build/docs, warnings as errors
 	@$(PY) -m sphinx -q -W --keep-going -b html docs build/docs
