@@ -86,6 +86,9 @@ def test_who_goes_around_the_shim_is_ended_and_its_neighbour_has_its_share_again
         found: list[dict[str, Any]] = busy.machine.api.get(f"/sessions/{of['id']}").json()["notices"]
         return found
 
+    def codes() -> list[str]:
+        return [each["code"] for each in notices(mallory)]
+
     # Honest first: long kernels, paid for afterwards, for longer than the node looks back.
     program("compute(200000, 'sync')")
     shares = busy.shares(1.5 * WINDOW)
@@ -98,10 +101,10 @@ def test_who_goes_around_the_shim_is_ended_and_its_neighbour_has_its_share_again
     [notice] = wait_until(lambda: notices(mallory), "the notice", 40)
     assert notice["code"] == "over_compute"
     assert notice["deadline"] is not None
-    wait_until(lambda: notices(mallory)[0]["code"] != "over_compute", "the end of the process", 30)
+    # where the driver's figures come late, nobody is judged for a while, and there is no notice
+    wait_until(lambda: codes() not in ([], ["over_compute"]), "the end of the process", 60)
     assert program("loads[0].wait()") == -9
-    codes = wait_until(lambda: [each["code"] for each in notices(mallory)], "the notice of the end")
-    assert codes == ["process_ended"]
+    assert codes() == ["process_ended"]
     wait_until(lambda: busy.shares()[neighbour["id"]] > 43, "the neighbour's share")
     assert program("1 + 1") == 2
     assert notices(neighbour) == []
