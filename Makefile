@@ -22,7 +22,7 @@ lab_src := $(shell find extensions/lab/src extensions/lab/style -type f 2>/dev/n
 page_src := $(shell find extensions/admin/src extensions/admin/style -type f -not -path '*/__tests__/*' 2>/dev/null) extensions/admin/build.mjs $(wildcard extensions/lab/src/format.ts extensions/lab/src/eighths.tsx extensions/lab/style/*.css)
 lab_py := $(shell find extensions/lab/gpuspawner_lab extensions/lab/jupyter-config -type f -not -path '*/labextension/*' -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help up runtime stop status test test-hub5 test-runtime test-quantum test-cluster soak lint docs check-c cluster images image-quantum bench setup setup-dev lock clean
+.PHONY: help up runtime stop status test test-hub5 test-runtime test-quantum test-examples test-cluster soak lint docs check-c cluster images image-quantum bench setup setup-dev lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
@@ -49,9 +49,13 @@ test-hub5: setup-dev $(STAMPS)/hub5 ## run the tests of the hub that differ by v
 test-runtime: ## run the tests of the runtime, in an environment of their own with PyTorch (4.5 GB)
 	@python="$$(tools/runtime-env)"; $$python -m pytest -q --session-timeout=$${GPUSPAWNER_TEST_TIMEOUT:-2400} $${PYTEST_ARGS:-} tests/runtime
 	@$(MAKE) test-quantum
+	@$(MAKE) test-examples
 
 test-quantum: ## run the tests of quantum circuits, in an environment of their own with the simulators (0.5 GB)
 	@python="$$(tools/quantum-env)"; $$python -m pytest -q $${PYTEST_ARGS:-} tests/quantum
+
+test-examples: ## run the tests of the worked examples, in the runtime's environment and 0.6 GB more
+	@python="$$(tools/examples-env)"; $$python -m pytest -q $${PYTEST_ARGS:-} tests/examples
 
 test-cluster: setup-dev $(STAMPS)/cluster ## run the tests on a Kubernetes cluster of their own (as root; builds it the first time, in a quarter of an hour and more)
 	@[ -n "$${GPUSPAWNER_TEST_KUBECONFIG:-}" ] || $(PY) -m tests.support.cluster.build etcd kubernetes containerd kwok helm
@@ -97,6 +101,7 @@ lock: $(STAMPS)/venv ## resolve the Python dependencies anew
 	grep -E '^[a-z0-9._-]+==' requirements/lock.txt | grep -vE '^(cuda|nvidia)-' | sed 's/ *\\$$//' > $(STAMPS)/same.txt
 	$(UV) pip compile images/runtime/pyproject.toml requirements/torch.in --override requirements/torch-overrides.in --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra torch --extra test -c $(STAMPS)/same.txt --upgrade -q -o requirements/torch.txt
 	$(UV) pip compile images/runtime/pyproject.toml requirements/quantum.in --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra quantum -c $(STAMPS)/same.txt --upgrade -q -o requirements/quantum.txt
+	$(UV) pip compile images/examples/pyproject.toml images/runtime/pyproject.toml requirements/torch.in --override requirements/torch-overrides.in --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra test --extra torch -c requirements/torch.txt $$(sed -n 's/^\([a-zA-Z0-9._-]*\)==.*/--no-emit-package \1/p' requirements/torch.txt) --upgrade -q -o requirements/examples.txt
 
 clean: ## remove everything that set-up made here (not your notebooks: those are in the state folder)
 	rm -rf .venv $(TORCH) $(STAMPS) node_modules extensions/lab/node_modules extensions/lab/lib extensions/lab/gpuspawner_lab/labextension extensions/lab/*.tsbuildinfo gpuspawner/service/panel/static

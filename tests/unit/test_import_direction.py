@@ -78,6 +78,6 @@ def test_every_room_is_listed() -> None:
 
 
 def test_the_notebook_side_imports_nothing_of_the_hub() -> None:
-    for place in ("extensions/lab/gpuspawner_lab", "images/runtime"):
+    for place in ("extensions/lab/gpuspawner_lab", "images/runtime", "images/examples"):
         for file in (PACKAGE.parent / place).rglob("*.py"):
             assert not rooms_imported(file), f"{file} imports {rooms_imported(file)}"

@@ -1,0 +1,1 @@
+"""Two worked examples on a share of a card: `driving` and `ct`. They need torch, which the environment brings."""
