@@ -12,10 +12,12 @@ project = "gpuspawner"
 author = "the gpuspawner contributors"
 copyright = author  # noqa: A001 (the name is Sphinx's)
 release = __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "autodoc_traits"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "autodoc_traits"]
 html_theme = "furo"
 html_title = "gpuspawner"
 myst_heading_anchors = 4
+# Notebooks are shown as they were run: `tools/notebooks`.
+nb_execution_mode = "off"
 myst_enable_extensions = ["deflist"]
 exclude_patterns = ["images/*"]
 nitpicky = False
