@@ -94,7 +94,7 @@ setup: $(STAMPS)/runtime $(STAMPS)/package $(STAMPS)/proxy $(STAMPS)/simulation 
 setup-dev: $(STAMPS)/dev setup $(STAMPS)/bytecode-dev $(STAMPS)/browser $(STAMPS)/c-checkers $(STAMPS)/postgres ## set up all that `make test` needs
 
 lock: $(STAMPS)/venv ## resolve the Python dependencies anew
-	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra oauth --extra kubernetes --extra parquet --extra postgresql --extra dev --extra docs --upgrade -q -o requirements/lock.txt
+	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra oauth --extra kubernetes --extra parquet --extra plots --extra postgresql --extra dev --extra docs --upgrade -q -o requirements/lock.txt
 	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra oauth -c requirements/lock.txt -q -o requirements/runtime.txt
 	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra kubernetes --extra oauth -c requirements/lock.txt -q -o requirements/cluster.txt
 	$(UV) pip compile requirements/images.in --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --upgrade -q -o requirements/images.txt

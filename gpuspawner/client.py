@@ -127,6 +127,11 @@ class Client:
         for piece in self._pieces("/ledger/export", {"format": file_format}):
             to.write(piece)
 
+    def trace(self, to: BinaryIO, month: str | None = None, *, names: bool = False) -> None:
+        """Write who wanted what when in a month (the current one) into a file for `gpuspawner queue replay`."""
+        for piece in self._pieces("/ledger/trace", _given(month=month, names=names or None)):
+            to.write(piece)
+
     # -- JupyterHub -----------------------------------------------------------------------------------------
 
     def start(self, share: str, server: str = "", user: str | None = None, **options: Any) -> None:
@@ -152,7 +157,7 @@ class Client:
             raise Unavailable("Set JUPYTERHUB_API_TOKEN to a token of yours; the hub's token page makes one.")
         return _answer(self._hub, method, path, **more)
 
-    def _pieces(self, path: str, params: Mapping[str, str]) -> Iterator[bytes]:
+    def _pieces(self, path: str, params: Mapping[str, Any]) -> Iterator[bytes]:
         try:
             with self._service.stream("GET", path, params=dict(params)) as answer:
                 if not answer.is_success:

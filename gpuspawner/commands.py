@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -44,6 +45,10 @@ def add(commands: Any) -> None:
     export = verbs.add_parser("export", help="all rows as a file")
     export.add_argument("--format", choices=("csv", "json", "parquet"), default="csv")
     export.add_argument("file", help="- is the standard output")
+    trace = verbs.add_parser("trace", help="who wanted what when, for `gpuspawner queue replay`")
+    trace.add_argument("--month", help="such as 2026-11; left out: the current one")
+    trace.add_argument("--names", action="store_true", help="with the users' names; else they are numbered")
+    trace.add_argument("file", help="- is the standard output")
     correct = verbs.add_parser("correct", help="charge more or less than a row says, by a new row")
     correct.add_argument("row", type=int)
     correct.add_argument("amount", help="such as 1.20; to give back: ledger correct 7 --reason R -- -1.20")
@@ -168,12 +173,13 @@ def _ledger(client: Client, given: argparse.Namespace) -> int:
         told = client.verify(given.head)
         print(f"{told['rows']} rows, head {told['head'] or 'none'}: {told['problem'] or 'whole'}")
         return 0 if told["ok"] else 1
-    if given.verb == "export":
-        if given.file == "-":
-            client.export(sys.stdout.buffer, given.format)
-            return 0
-        with Path(given.file).open("wb") as file:
-            client.export(file, given.format)
+    if given.verb in ("export", "trace"):
+        with contextlib.ExitStack() as open_files:
+            file = sys.stdout.buffer if given.file == "-" else open_files.enter_context(Path(given.file).open("wb"))
+            if given.verb == "export":
+                client.export(file, given.format)
+            else:
+                client.trace(file, given.month, names=given.names)
         return 0
     made = client.correct(given.row, given.amount, given.reason)
     print(f"row {made['id']}: {made['amount']} {made['currency']}")

@@ -26,6 +26,7 @@ def add(commands: Any) -> None:
         "--policy", action="append", choices=sorted(POLICIES), help="only this one; may be given several times"
     )
     play.add_argument("--json", action="store_true", help="as JSON, for programs")
+    play.add_argument("--plot", type=Path, help="write a picture too: a name that ends in .svg, .png or .pdf")
     made = acts.add_parser("synthetic", help="write a trace made up by chance")
     made.add_argument("--jobs", type=int, default=1000, help="how many people come (1 to 1,000,000)")
     made.add_argument("--cards", type=int, default=16, help="how many cards there are (1 to 1,024)")
@@ -35,6 +36,7 @@ def add(commands: Any) -> None:
 def run(given: argparse.Namespace) -> int:
     """Run what was asked for; returns the exit status. Raises InvalidInput."""
     # the other commands do not wait for pydantic
+    from gpuspawner.queue import plot
     from gpuspawner.queue.replay import replay
     from gpuspawner.queue.trace import read, synthetic
 
@@ -46,6 +48,8 @@ def run(given: argparse.Namespace) -> int:
         for line in synthetic(given.jobs, given.cards, seed=given.seed).lines():
             print(line)
         return 0
+    if given.plot is not None:
+        plot.check(given.plot)
     trace = read(given.trace)
     # how often the told wait was right is found out on about 500 of them
     ask_every = max(1, len(trace.jobs) // 500)
@@ -54,7 +58,11 @@ def run(given: argparse.Namespace) -> int:
     for name in dict.fromkeys(names):
         if not given.json:
             print(f"{name} ...", end="\r", file=sys.stderr, flush=True)
-        results.append(replay(trace, POLICIES[name], ask_every=ask_every))
+        results.append(replay(trace, POLICIES[name], ask_every=ask_every, whole=given.plot is not None))
+    if given.plot is not None:
+        plot.draw(
+            results, sum(each.count for each in trace.cards), trace.jobs[-1].at if trace.jobs else 0.0, given.plot
+        )
     if given.json:
         print(json.dumps([as_json(result) for result in results], indent=2))
     else:
@@ -65,8 +73,8 @@ def run(given: argparse.Namespace) -> int:
 def as_json(result: Result) -> dict[str, Any]:
     """The result for programs; times in seconds."""
     found = dataclasses.asdict(result)
-    found.pop("expected")
-    found.pop("told")
+    for name in ("expected", "told", "waited", "held"):
+        found.pop(name)
     found["expected_waits"] = {"asked": len(result.expected), **(calibration(result) or {}), **ranges(result)}
     return found
 

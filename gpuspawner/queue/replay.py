@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpuspawner.queue.actions import Action, Grow, Park, Shrink, Start
 from gpuspawner.queue.board import Board, Running
@@ -49,6 +49,9 @@ class Result:
     expected: tuple[tuple[float | None, float], ...] = ()
     #: Ranges that those asked were told, and what they waited; None where it was not known yet.
     told: tuple[tuple[Expected | None, float], ...] = ()
+    #: All waits by class, in order, and how many eighths were held from when on, both where they were asked for.
+    waited: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    held: tuple[tuple[float, int], ...] = ()
 
 
 def replay(
@@ -58,10 +61,12 @@ def replay(
     return_seconds: float = RETURN_SECONDS,
     ask_every: int = 0,
     otherwise: float = 3600.0,
+    whole: bool = False,
 ) -> Result:
     """Run a whole trace by the rules in virtual time. `ask_every`: of so many who come one is told how long it will
-    wait, `otherwise` being how long those are taken to run who have not said it; 0: nobody."""
-    tally = _Tally(trace, return_seconds)
+    wait, `otherwise` being how long those are taken to run who have not said it; 0: nobody. `whole`: with all waits and
+    what was held when."""
+    tally = _Tally(trace, return_seconds, whole)
     board = Board(trace.rooms())
     clock = Clockwork(
         board,
@@ -93,7 +98,8 @@ def replay(
 
 
 class _Tally:
-    def __init__(self, trace: Trace, return_seconds: float) -> None:
+    def __init__(self, trace: Trace, return_seconds: float, whole: bool) -> None:
+        self._course: list[tuple[float, int]] | None = [] if whole else None
         self.waits: dict[str, float] = {}
         self._jobs = {job.session: job for job in trace.jobs}
         self._eighths = sum(each.count for each in trace.cards) * EIGHTHS_PER_CARD
@@ -150,6 +156,9 @@ class _Tally:
             self._sum += held * (now - since)
         if eighths:
             self._held[session] = now, eighths
+        if self._course is not None:
+            last = self._course[-1][1] if self._course else 0
+            self._course.append((now, last + eighths - held))
 
     def result(
         self,
@@ -170,6 +179,8 @@ class _Tally:
             utilisation=self._sum / whole if whole else 0.0,
             idle_eighth_seconds=whole - self._sum,
             waits={kind: _waits(by_class[kind]) for kind in CLASSES},
+            waited={} if self._course is None else {kind: tuple(by_class[kind]) for kind in CLASSES},
+            held=tuple(self._course or ()),
             deadlines=sum(job.deadline is not None for job in self._jobs.values()),
             missed=self._missed + len(never),
             shrinks=self._shrinks,

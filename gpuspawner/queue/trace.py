@@ -23,8 +23,8 @@ from gpuspawner.queue.board import CardRoom, Waiting
 from gpuspawner.share import MAX_CARDS, GPUShare
 
 _T = TypeVar("_T", bound=BaseModel)
-_Kind = Literal["inference-urgent", "interactive", "training", "batch"]
-_KINDS: tuple[_Kind, ...] = get_args(_Kind)
+Kind = Literal["inference-urgent", "interactive", "training", "batch"]
+_KINDS: tuple[Kind, ...] = get_args(Kind)
 _Seconds = Annotated[float, Field(ge=0, le=10**10, allow_inf_nan=False)]
 _Name = Annotated[str, Field(min_length=1, max_length=255)]
 
@@ -58,7 +58,7 @@ class Job(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     session: _Name
     user: _Name
-    kind: _Kind
+    kind: Kind
     share: Annotated[str, AfterValidator(_a_card)]
     at: _Seconds
     seconds: _Seconds
@@ -152,7 +152,7 @@ def synthetic(jobs: int, cards: int = 16, *, seed: int = 1, load: float = 1.1) -
     Nobody measured this mix; it serves to compare rules on the same input.
     """
     chance = random.Random(seed)
-    made: list[tuple[_Kind, str, float, float | None]] = []
+    made: list[tuple[Kind, str, float, float | None]] = []
     asked = 0.0
     for _ in range(jobs):
         kind = chance.choices(_KINDS, (10, 45, 25, 20))[0]
@@ -180,7 +180,7 @@ def synthetic(jobs: int, cards: int = 16, *, seed: int = 1, load: float = 1.1) -
     return Trace(tuple(nodes), tuple(found))
 
 
-def _wish(kind: _Kind, chance: random.Random) -> tuple[str, float]:
+def _wish(kind: Kind, chance: random.Random) -> tuple[str, float]:
     shares, weights, middle = {
         "inference-urgent": (("1/8", "1/4", "1/2"), (5, 3, 2), 120.0),
         "interactive": (("1/8", "1/4", "1/2", "1"), (4, 3, 2, 1), 2700.0),

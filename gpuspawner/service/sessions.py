@@ -150,7 +150,7 @@ class SessionService:
         session = f"s-{secrets.token_hex(6)}"
         grant, launch = self.fleet.start(session, user, share, card, burst=burst, server=server)
         try:
-            row = self.store.started(grant, user, server, share, actor, kind=kind)
+            row = self.store.started(grant, user, server, share, actor, kind=kind, asked=wish.asked())
         except Exception:
             self.fleet.end(session, "it could not be written down")
             raise

@@ -47,6 +47,15 @@ _CHAIN_LOCK = text("SELECT pg_advisory_xact_lock(7215046)")
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a session's start said: when it was asked for (None: now), how long it will run, when it must be done."""
+
+    at_ms: int | None = None
+    run_seconds: float | None = None
+    deadline_ms: int | None = None
+
+
+@dataclass(frozen=True)
 class CardChange:
     """A card is there and its node costs so much per hour (None: unknown) since `at` (None: now), or it is gone."""
 
@@ -129,8 +138,10 @@ class Store:
         actor: str,
         reason: str = "started",
         kind: str = "interactive",
+        asked: Asked | None = None,
     ) -> SessionRow:
         """Write down a new session with its first ledger row. Raises Unavailable where nobody says its project now."""
+        asked = asked or Asked()
         new: dict[str, Any] = {
             "id": grant.session,
             "user": user,
@@ -143,12 +154,15 @@ class Store:
             "burst": grant.burst,
             "kind": kind,
             "project": self.project_of(user, server),
+            "run_seconds": asked.run_seconds,
+            "deadline_ms": asked.deadline_ms,
         }
         row = SessionRow(**new)
         with self._write() as connection:
             row.created_ms = new["created_ms"] = self._enter(
                 connection, row, "start", share.eighths, None, actor, reason
             )
+            row.asked_ms = new["asked_ms"] = min(asked.at_ms or row.created_ms, row.created_ms)
             connection.execute(insert(_SESSIONS), new)
         return row
 

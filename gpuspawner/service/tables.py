@@ -14,7 +14,8 @@ class Base(DeclarativeBase):
 
 
 class SessionRow(Base):
-    """One session from its request to its end. Times are milliseconds since the epoch, UTC."""
+    """One session from its start to its end. Times are milliseconds since the epoch, UTC. `asked_ms`: when it was
+    asked for, before `created_ms` where it waited; `run_seconds`, `deadline_ms`: what its owner said, or null."""
 
     __tablename__ = "sessions"
     __table_args__ = (Index("ix_sessions_user_server", "user", "server"),)
@@ -32,6 +33,9 @@ class SessionRow(Base):
     burst: Mapped[bool] = mapped_column(Boolean, default=False)
     kind: Mapped[str] = mapped_column(String(32), default="interactive")
     project: Mapped[str | None] = mapped_column(String(255), default=None)
+    asked_ms: Mapped[int | None] = mapped_column(BigInteger, default=None)
+    run_seconds: Mapped[float | None] = mapped_column(Float, default=None)
+    deadline_ms: Mapped[int | None] = mapped_column(BigInteger, default=None)
 
 
 class LedgerRow(Base):

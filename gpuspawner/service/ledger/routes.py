@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 from gpuspawner.errors import InvalidInput, NotAllowed, NotFound
 from gpuspawner.service import schemas
 from gpuspawner.service.auth import Authenticator, Principal, signed_in
-from gpuspawner.service.ledger import export
+from gpuspawner.service.ledger import export, trace
 from gpuspawner.service.ledger.chain import verify
 from gpuspawner.service.ledger.report import Report, month_of, report
 from gpuspawner.service.ledger.rows import rows
@@ -25,7 +25,7 @@ Second = Annotated[int | None, Query(ge=0, le=_LAST, description="seconds since 
 
 
 def ledger_routes(sessions: SessionService, authenticator: Authenticator) -> APIRouter:
-    """GET /cost, /cost/page, /ledger/export, /ledger/verify, POST /ledger/corrections."""
+    """GET /cost, /cost/page, /ledger/export, /ledger/trace, /ledger/verify, POST /ledger/corrections."""
     router = APIRouter()
     Caller = Annotated[Principal, Depends(signed_in(authenticator))]
 
@@ -94,6 +94,22 @@ def ledger_routes(sessions: SessionService, authenticator: Authenticator) -> API
         name = f'attachment; filename="ledger.{"jsonl" if format == "json" else format}"'
         headers = {"Content-Disposition": name, "X-Content-Type-Options": "nosniff"}
         return StreamingResponse(content, media_type=export.FORMATS[format], headers=headers)
+
+    @router.get("/ledger/trace")
+    def traced(
+        caller: Caller,
+        month: Annotated[str | None, Query(max_length=7)] = None,
+        start: Second = None,
+        end: Second = None,
+        names: bool = False,
+    ) -> Response:
+        """Who wanted what when, as a trace for `gpuspawner queue replay`: without the users' names unless `names`.
+        Of the current month where no period is given. Administrators only."""
+        only_admin(caller)
+        begin, over = period(month, start, end)
+        lines = (f"{line}\n" for line in trace.lines(sessions.store.engine, begin, over, names=names))
+        headers = {"Content-Disposition": 'attachment; filename="trace.jsonl"', "X-Content-Type-Options": "nosniff"}
+        return StreamingResponse(lines, media_type="application/x-ndjson", headers=headers)
 
     @router.get("/ledger/verify")
     def verified(

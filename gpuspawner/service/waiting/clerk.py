@@ -25,7 +25,7 @@ from gpuspawner.queue.clockwork import expected_wait, expected_waits
 from gpuspawner.queue.forecast import Expected, Record
 from gpuspawner.service.policy.book import Book
 from gpuspawner.service.policy.budgets import Budgets
-from gpuspawner.service.store import LIVE, Store
+from gpuspawner.service.store import LIVE, Asked, Store
 from gpuspawner.service.tables import SessionRow
 from gpuspawner.service.waiting.entries import Entries, Entry, Wish
 from gpuspawner.service.waiting.parker import Parker
@@ -433,7 +433,8 @@ class Clerk:
         waited = max(0.0, self._clock() - row.since_ms / 1000)
         try:
             reason = f"started from the queue after {waited:.0f} s" if waited >= 1 else "started"
-            self._house.store.started(grant, row.user, row.server, share, "hub", reason, row.kind)
+            asked = Asked(row.since_ms, row.run_seconds, row.deadline_ms)
+            self._house.store.started(grant, row.user, row.server, share, "hub", reason, row.kind, asked)
         except Exception:
             self._house.fleet.end(row.id, "it could not be written down")
             raise

@@ -10,6 +10,7 @@ from sqlalchemy import Engine, Table, delete, insert, select, update
 
 from gpuspawner.queue.forecast import WINDOW, Record
 from gpuspawner.queue.rules import CLASSES
+from gpuspawner.service.store import Asked
 from gpuspawner.service.tables import QueueRow, SessionRow, WaitRow
 
 _QUEUE, _WAITS = cast(Table, QueueRow.__table__), cast(Table, WaitRow.__table__)
@@ -26,6 +27,10 @@ class Wish:
     kind: str | None = None
     run_seconds: float | None = None
     deadline_ms: int | None = None
+
+    def asked(self) -> Asked:
+        """What the session's row keeps of it."""
+        return Asked(run_seconds=self.run_seconds, deadline_ms=self.deadline_ms)
 
 
 @dataclass(slots=True)
