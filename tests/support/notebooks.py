@@ -1,4 +1,4 @@
-"""Executes the notebooks of docs/tutorial. `tools/notebooks` writes them back with their outputs; tests only run them."""
+"""Executes the notebooks of docs/tutorial. `tools/notebooks` writes them back with outputs; tests only run them."""
 
 from __future__ import annotations
 
