@@ -36,12 +36,13 @@ from gpuspawner.service.requests.metrics import Metrics
 from gpuspawner.service.requests.rate import RateLimit
 from gpuspawner.service.requests.records import Records
 from gpuspawner.service.requests.routes import request_routes
-from gpuspawner.service.sessions import Courier, SessionService, Watcher
+from gpuspawner.service.sessions import SessionService
 from gpuspawner.service.tables import SessionRow
 from gpuspawner.service.tariff import Pricing
 from gpuspawner.service.waiting import routes as waiting
 from gpuspawner.service.waiting.entries import Entry, Wish
 from gpuspawner.service.waiting.routes import queue_routes
+from gpuspawner.service.watching import Courier, Watcher
 from gpuspawner.share import GPUShare
 
 log = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ def _router(
         kind = "interactive" if whose is None else book.kind_of(whose, None)
 
         def would_wait(share: GPUShare) -> Expected | None:
-            return sessions.queue.would_wait(kind, share)
+            return sessions.queue.outlook.would_wait(kind, share)
 
         found = views.offers(sessions.fleet, tariff, view, choose_card, burst, would_wait)
         found.policy_problem = book.source.problem if caller.may("admin") else None
@@ -207,7 +208,7 @@ def _router(
             wish=wish,
         )
         if isinstance(found, Entry):
-            place = waiting.shown(sessions.queue.place(found))
+            place = waiting.shown(sessions.queue.outlook.place(found))
             return Response(
                 schemas.Waits(waiting=place).model_dump_json(), status_code=202, media_type="application/json"
             )
@@ -259,7 +260,7 @@ def _router(
         ):
             if not (sessions.book.may(caller, "resize", entry.user, entry.server)):
                 raise NotAllowed("Your token lacks the scope custom:gpuspawner:resize for this session.")
-            place = waiting.shown(sessions.queue.place(entry))
+            place = waiting.shown(sessions.queue.outlook.place(entry))
             if sessions.queue.leave(session, f"Its place in the queue was given up by {caller.name}."):
                 return place
         row = visible(caller, session)

@@ -184,7 +184,7 @@ class SessionService:
             return started, launch, True
         if wish.wait:
             return row
-        reason = self.queue.place(row).reason
+        reason = self.queue.outlook.place(row).reason
         self.queue.leave(row.id, reason, gives_up=False)
         raise NoRoom(reason, field="share", given=str(share))
 
@@ -453,55 +453,3 @@ def _eighths(row: SessionRow) -> int:
 def _differs(grant: Grant, row: SessionRow) -> bool:
     one = GPUShare.parse(row.share).cards == 1
     return row.state in LIVE and not grant.ended and one and grant.eighths_per_card != _eighths(row)
-
-
-class Courier(threading.Thread):
-    """Does the queue's errands at the hub every `interval` seconds until it is told to stop."""
-
-    def __init__(self, sessions: SessionService, interval: float = 0.5) -> None:
-        super().__init__(name="courier", daemon=True)
-        self._sessions = sessions
-        self._interval = interval
-        self._over = threading.Event()
-
-    def run(self) -> None:
-        """Go until stopped. What fails is logged, and tried again."""
-        while not self._over.wait(self._interval):
-            if not self._sessions.leadership.leads:
-                continue
-            try:
-                self._sessions.queue.errands()
-            except Exception:
-                log.exception("an errand at the hub failed")
-
-    def stop(self) -> None:
-        """Stop; an errand under way is not waited for."""
-        self._over.set()
-
-
-class Watcher(threading.Thread):
-    """Looks at the fleet every `interval` seconds until it is told to stop."""
-
-    def __init__(self, sessions: SessionService, interval: float = 0.5) -> None:
-        super().__init__(name="watcher", daemon=True)
-        self._sessions = sessions
-        self._interval = interval
-        self._over = threading.Event()
-
-    def run(self) -> None:
-        """Look until stopped. A look that fails is logged, and the next one tries again."""
-        while not self._over.is_set():
-            self._sessions.woken.wait(self._interval)
-            self._sessions.woken.clear()
-            if self._over.is_set():
-                break
-            try:
-                self._sessions.look()
-            except Exception:
-                log.exception("a look at the fleet failed")
-
-    def stop(self) -> None:
-        """Stop, and wait for the look under way."""
-        self._over.set()
-        self._sessions.woken.set()
-        self.join()

@@ -12,27 +12,26 @@ import logging
 import secrets
 import threading
 import time
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from gpuspawner.errors import Conflict, GPUSpawnerError, NotFound
-from gpuspawner.fleet.base import CardState, Fleet, Notice
+from gpuspawner.fleet.base import Fleet, Notice
 from gpuspawner.fleet.placement import place
-from gpuspawner.queue import Action, Board, Grow, Park, Shrink, Start, Waiting, Withdraw, decide
+from gpuspawner.queue import Action, Board, Grow, Park, Shrink, Start, Withdraw, decide
 from gpuspawner.queue import Notice as GiveNotice
-from gpuspawner.queue.clockwork import expected_wait, expected_waits
-from gpuspawner.queue.forecast import Expected, Record
 from gpuspawner.service.policy.book import Book
 from gpuspawner.service.policy.budgets import Budgets
 from gpuspawner.service.store import LIVE, Asked, Store
 from gpuspawner.service.tables import SessionRow
 from gpuspawner.service.waiting.entries import Entries, Entry, Wish
+from gpuspawner.service.waiting.outlook import Outlook
 from gpuspawner.service.waiting.parker import Parker
 from gpuspawner.service.waiting.parkings import Parking
 from gpuspawner.service.waiting.scene import Scene, scene, use_of
 from gpuspawner.service.waiting.servers import Servers
-from gpuspawner.service.waiting.telling import Place, Steady, reason_of
+from gpuspawner.service.waiting.telling import Steady
 from gpuspawner.service.waiting.use import recent_use
 from gpuspawner.share import GPUShare
 
@@ -44,12 +43,8 @@ MOST = 10_000
 FRESH, FORGOTTEN = 30.0, 600.0
 #: A session that could not be changed is left alone for so long.
 _UNWILLING = 10.0
-#: How often what is expected of waits, and what everybody used, is found out anew.
-_FORECAST_EVERY, _WOULD_EVERY, _USE_EVERY = 5.0, 20.0, 60.0
-#: How long a session is taken to run of which nothing is known, before any others have ended.
-_OTHERWISE = 3600.0
-#: Who is further back is told nothing of how long it will be.
-_FORECAST_MOST = 64
+#: How often what everybody used is found out anew.
+_USE_EVERY = 60.0
 _TRIES = 4
 _GONE_KEPT = 1000
 
@@ -75,23 +70,16 @@ class Clerk:
         self._house = house
         self._wake = wake
         self.entries = Entries(house.store.engine)
-        self._lock = threading.RLock()
-        self._clock = Steady()
-        self.parker = Parker(house, lambda: self._clock(), servers)
+        self.lock = threading.RLock()
+        self.clock = Steady()
+        self.parker = Parker(house, lambda: self.clock(), servers)
         self.rules = self.parker.rules()
-        self._record = Record()
         self._seen: dict[str, float] = {}
         #: Who takes only what is free now, and does not wait.
         self._passing: set[str] = set()
         self._unwilling: dict[str, float] = {}
         self._gone: OrderedDict[str, str] = OrderedDict()
-        #: Of the last decision: who waits, in order; who cannot be served now, and why; the cards.
-        self._order: dict[str, tuple[int, Waiting]] = {}
-        self._aside: dict[str, str] = {}
-        self._states: list[CardState] = []
-        self._forecasts: dict[str, float] = {}
-        self._next_forecast = 0.0
-        self._would_wait: dict[tuple[str, GPUShare], tuple[float, Expected | None]] = {}
+        self.outlook = Outlook(self)
         self._use: dict[str, float] = {}
         self._next_use = 0.0
         #: Decisions begun; who joined before the last one began need not have another.
@@ -102,11 +90,11 @@ class Clerk:
 
     def recall(self) -> None:
         """Take over what an earlier service left."""
-        with self._lock:
+        with self.lock:
             self.entries.recall()
-            self._record = self.entries.record()
+            self.outlook.recall()
             self.parker.recall()
-            self._clock = Steady(max(self.entries.newest_ms, self.parker.rows.newest_ms) / 1000)
+            self.clock = Steady(max(self.entries.newest_ms, self.parker.rows.newest_ms) / 1000)
             now = time.monotonic()
             live = {row.id for row in self._house.store.sessions(states=LIVE)}
             for row in self.entries:
@@ -143,7 +131,7 @@ class Clerk:
             "run_seconds": wish.run_seconds,
             "deadline_ms": wish.deadline_ms,
         }
-        with self._lock:
+        with self.lock:
             row = self.entries.of(user, server)
             if row is not None and all(getattr(row, name) == value for name, value in asked.items()):
                 self._seen[row.id] = time.monotonic()
@@ -154,7 +142,7 @@ class Clerk:
                 raise Conflict("The queue is full. Try again later.", code="no_room")
             session = f"s-{secrets.token_hex(6)}"
             parked = self.parker.rows.parked(user, server)
-            since = max(round(self._clock() * 1000), self.entries.newest_ms) if parked is None else parked.since_ms
+            since = max(round(self.clock() * 1000), self.entries.newest_ms) if parked is None else parked.since_ms
             row = self.entries.add(id=session, user=user, server=server, state="waiting", since_ms=since, **asked)
             if not wish.wait:
                 self._passing.add(session)
@@ -163,7 +151,7 @@ class Clerk:
 
     def leave(self, session: str, why: str, *, gives_up: bool = True) -> bool:
         """Somebody does not wait any more; whether it did. `gives_up`: one that was parked is not to come back."""
-        with self._lock:
+        with self.lock:
             row = self.entries.get(session)
             if row is None or row.state != "waiting":
                 return False
@@ -177,8 +165,7 @@ class Clerk:
         self.entries.remove(session)
         self._seen.pop(session, None)
         self._passing.discard(session)
-        self._forecasts.pop(session, None)
-        self._order.pop(session, None)
+        self.outlook.forget(session)
         self._gone[session] = why
         while len(self._gone) > _GONE_KEPT:
             self._gone.popitem(last=False)
@@ -198,7 +185,7 @@ class Clerk:
         """What a session that did not have to wait says of how long it will run."""
         if wish.run_seconds is None and wish.deadline_ms is None:
             return
-        with self._lock:
+        with self.lock:
             self._note_running(session, session.share, run_seconds=wish.run_seconds, deadline_ms=wish.deadline_ms)
 
     def _note_running(self, session: SessionRow, share: str, **more: Any) -> None:
@@ -217,7 +204,7 @@ class Clerk:
 
     def give_back(self, session: str, share: GPUShare) -> None:
         """A session that was made smaller for another reason is to have `share` again as soon as there is room."""
-        with self._lock:
+        with self.lock:
             row, known = self.entries.get(session), self._house.store.session(session)
             if row is not None:
                 self.entries.change(session, share=share.amount, taken_by="nobody", taken_ms=None)
@@ -254,12 +241,12 @@ class Clerk:
 
     def started(self, session: str) -> None:
         """The hub has fetched how to start it."""
-        with self._lock:
+        with self.lock:
             self.entries.change(session, state="running")
 
     def ended(self, session: str) -> None:
         """A session is over: what it held is free, or will be."""
-        with self._lock:
+        with self.lock:
             self.entries.remove(session)
         if self._busy:
             self._wake()
@@ -268,7 +255,7 @@ class Clerk:
         """A session's own user, a budget or idleness has changed its share: that is what it asks for now."""
         row = self.entries.get(session)
         if row is not None and row.state != "waiting":
-            with self._lock:
+            with self.lock:
                 self.entries.change(session, share=str(share), taken_by=None)
         if self._busy:
             self._wake()
@@ -283,7 +270,7 @@ class Clerk:
     def look(self) -> None:
         """Decide where there is anything to decide."""
         now = time.monotonic()
-        with self._lock:
+        with self.lock:
             for row in self.entries.waiting():
                 if now - self._seen.setdefault(row.id, now) > FORGOTTEN:
                     log.info("session %s waits no more: nobody asks for it", row.id)
@@ -292,9 +279,7 @@ class Clerk:
             self.rules = self.parker.rules()
         if self._busy:
             self.decide()
-        if time.monotonic() >= self._next_forecast and self.anybody:
-            self._next_forecast = time.monotonic() + _FORECAST_EVERY
-            self._forecast()
+        self.outlook.look()
 
     def decide(self, *, joined: bool = False) -> None:
         """Decide now, and do what is to be done. `joined`: for somebody who has just come; where others have begun a
@@ -304,12 +289,13 @@ class Clerk:
             if joined and self._decisions > at:
                 return
             self._decisions += 1
-            with self._lock:
+            with self.lock:
                 for _ in range(_TRIES):
                     if self._decide_once():
                         break
 
-    def _scene(self, *, forecast: bool = False) -> Scene:
+    def scene(self, *, forecast: bool = False) -> Scene:
+        """Cards, what runs, and who waits now. With the lock held. `forecast`: to run ahead from."""
         now = time.monotonic()
         self._unwilling = {name: until for name, until in self._unwilling.items() if until > now}
         waiting, aside = [], {}
@@ -325,13 +311,13 @@ class Clerk:
                 aside[row.id] = "Its hub has not asked for it for a while."
         live = self._house.store.sessions(states=LIVE)
         rows = {row.id: row for row in self.entries if row.state != "waiting"}
-        found = scene(self._house.fleet, self._house.book, live, rows, waiting, self._clock(), self._unwilling.keys())
+        found = scene(self._house.fleet, self._house.book, live, rows, waiting, self.clock(), self._unwilling.keys())
         for session in self._passing & found.board.waiting.keys():
             found.board.waiting[session].takes = False
         found.aside.update(aside)
         self.parker.mark(found.board, live, forecast=forecast)
         if self.rules.fair and len({row.user for row in waiting}) > 1:
-            use_of(found.board, self.rules, self._recent_use(), self._clock())
+            use_of(found.board, self.rules, self._recent_use(), self.clock())
         return found
 
     def _recent_use(self) -> dict[str, float]:
@@ -342,7 +328,7 @@ class Clerk:
 
     def _decide_once(self) -> bool:
         """One decision, carried out; whether there is no need for another one now."""
-        found, now = self._scene(), self._clock()
+        found, now = self.scene(), self.clock()
         actions = decide(found.board, self.rules, now)
         parks = False
         for action in actions:
@@ -353,7 +339,7 @@ class Clerk:
                 return False  # the place of who is parked is free once it has gone
         self.parker.follow(found.board)
         self._place_on_slices(found)
-        self._note(found, now)
+        self.outlook.note(found, now)
         return True
 
     def _do(self, action: Action, found: Scene) -> bool:
@@ -383,7 +369,7 @@ class Clerk:
     def _shrink(self, action: Shrink, board: Board) -> None:
         """What it asked for is written down first: it is given that back."""
         running = board.running[action.session]
-        taken_ms = round(self._clock() * 1000)
+        taken_ms = round(self.clock() * 1000)
         row = self.entries.get(action.session)
         if row is None:
             session = self._house.store.session(action.session)
@@ -405,14 +391,14 @@ class Clerk:
 
     def park_for_budget(self, session: SessionRow) -> None:
         """Its user's budget is used up: it is asked to save, and stopped when it has."""
-        with self._lock:
+        with self.lock:
             row = self.entries.get(session.id)
             self.parker.ask_for_budget(session, self.rules, None if row is None else row.since_ms)
 
     def errands(self) -> None:
         """Ask the hub for what parking needs of it."""
         if self.parker.on and len(self.parker.rows):
-            self.parker.errands(self._lock, self._asked_for)
+            self.parker.errands(self.lock, self._asked_for)
 
     def _asked_for(self, user: str, server: str) -> bool:
         """Whether a user's server waits here, and its hub has asked for it of late."""
@@ -421,7 +407,7 @@ class Clerk:
 
     def answer(self, session: str, notice: str, saved: bool, said: str) -> Parking:
         """What a session says to its notice; what is under way with it then. Raises Conflict."""
-        with self._lock:
+        with self.lock:
             row = self.parker.answer(session, notice, saved, said)
         self._wake()
         return row
@@ -430,7 +416,7 @@ class Clerk:
         """Give somebody who waits its share. Raises as the fleet's start does."""
         share = GPUShare.parse(row.share)
         grant, _ = self._house.fleet.start(row.id, row.user, share, card, burst=row.burst, server=row.server)
-        waited = max(0.0, self._clock() - row.since_ms / 1000)
+        waited = max(0.0, self.clock() - row.since_ms / 1000)
         try:
             reason = f"started from the queue after {waited:.0f} s" if waited >= 1 else "started"
             asked = Asked(row.since_ms, row.run_seconds, row.deadline_ms)
@@ -440,15 +426,13 @@ class Clerk:
             raise
         self.entries.change(row.id, state="placed")
         self.entries.waited(row, waited)
-        if row.forecast_seconds is not None:
-            self._record.waited(row.kind, row.forecast_seconds, waited)
-        self._forecasts.pop(row.id, None)
+        self.outlook.over(row, waited)
 
     def _place_on_slices(self, found: Scene) -> None:
         """Who fits on cards that are cut into slices starts there, in order; nobody gives way on those."""
         if not found.cut:
             return
-        for _, asked in list(found.board.in_order(self.rules, self._clock())):
+        for _, asked in list(found.board.in_order(self.rules, self.clock())):
             row = self.entries.get(asked.session)
             if row is None:
                 continue
@@ -458,82 +442,3 @@ class Clerk:
                 where = place(asked.share, cards, row.card)
                 self._put(row, where[0] if len(where) == 1 else None)
                 found.board.leave(asked.session)
-
-    # -- what people are told --------------------------------------------------------------------------
-
-    def _note(self, found: Scene, now: float) -> None:
-        """Who stands where and why, and what is expected."""
-        board = found.board
-        self._order = {
-            asked.session: (number, asked) for number, (_, asked) in enumerate(board.in_order(self.rules, now))
-        }
-        self._aside = found.aside
-        self._states = [*found.cards.values(), *found.cut]
-
-    def _forecast(self) -> None:
-        """What is expected of those who will start first; of the others nothing is known."""
-        with self._lock:
-            found, now = self._scene(forecast=True), self._clock()
-        if not found.board.waiting:
-            return
-        usual = self._record.usual(_OTHERWISE)
-        forecasts = expected_waits(found.board, self.rules, now, otherwise=usual, most=_FORECAST_MOST)
-        with self._lock:
-            self._forecasts = forecasts
-            for session, seconds in forecasts.items():
-                row = self.entries.get(session)
-                if row is not None and row.state == "waiting" and row.forecast_seconds is None:
-                    waited = max(0.0, now - row.since_ms / 1000)
-                    self.entries.change(session, forecast_seconds=waited + seconds)
-
-    def place(self, row: Entry) -> Place:
-        """Where somebody stands."""
-        return self.places([row])[0]
-
-    def stored(self) -> list[Place]:
-        """Who waits by the database, for a service that does not decide."""
-        return [
-            Place(row, None, "Another service decides here.", max(0.0, time.time() - row.since_ms / 1000))
-            for row in self.entries.stored()
-            if row.state == "waiting"
-        ]
-
-    def places(self, rows: list[Entry] | None = None) -> list[Place]:
-        """Where all stand, or some."""
-        with self._lock:
-            now = self._clock()
-            chosen = self.entries.waiting() if rows is None else rows
-            going: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-            for other in self.entries.waiting():
-                if other.forecast_seconds is not None:
-                    going[other.kind].append((other.forecast_seconds, max(0.0, now - other.since_ms / 1000)))
-            found = [self._told(row, now, going) for row in chosen]
-        return sorted(found, key=lambda each: (each.place is None, each.place or 0, each.row.since_ms))
-
-    def would_wait(self, kind: str, share: GPUShare) -> Expected | None:
-        """How long somebody would wait who came now; None where it is not known. Found out anew now and then."""
-        now = time.monotonic()
-        with self._lock:
-            until, known = self._would_wait.get((kind, share), (0.0, None))
-            if now >= until:
-                known = self._find_out(kind, share) if self._record.knows(kind) else None
-                self._would_wait[kind, share] = now + _WOULD_EVERY, known
-        return known
-
-    def _find_out(self, kind: str, share: GPUShare) -> Expected | None:
-        found, at = self._scene(forecast=True), self._clock()
-        found.board.wait(Waiting("", "", kind, share, at))
-        usual = self._record.usual(_OTHERWISE)
-        return self._record.expected(kind, expected_wait(found.board, self.rules, at, "", otherwise=usual))
-
-    def _told(self, row: Entry, now: float, going: Mapping[str, list[tuple[float, float]]]) -> Place:
-        waited = max(0.0, now - row.since_ms / 1000)
-        expected = self._record.expected(row.kind, row.forecast_seconds, going[row.kind])
-        in_time: bool | None = None
-        if row.deadline_ms is not None and row.run_seconds is not None:
-            begin = now + (self._forecasts.get(row.id, 0.0))
-            in_time = begin + row.run_seconds <= row.deadline_ms / 1000
-        if row.id not in self._order:
-            return Place(row, None, self._aside.get(row.id, "A place is looked for."), waited, expected, in_time)
-        number, asked = self._order[row.id]
-        return Place(row, number + 1, reason_of(asked, self._states, number), waited, expected, in_time)

@@ -30,7 +30,7 @@ def queue_routes(sessions: SessionService, authenticator: Authenticator) -> APIR
         """Who waits for a share, the next first: of those whom the caller may see."""
         if not caller.may("read"):
             raise NotAllowed("Your token lacks the scope custom:gpuspawner:read.")
-        places = sessions.queue.places() if sessions.leadership.leads else sessions.queue.stored()
+        places = sessions.queue.outlook.places() if sessions.leadership.leads else sessions.queue.outlook.stored()
         found = [
             shown(place)
             for place in places
@@ -46,7 +46,7 @@ def queue_routes(sessions: SessionService, authenticator: Authenticator) -> APIR
         row = sessions.queue.entries.get(session)
         live = None if row is not None and row.state == "waiting" else sessions.store.session(session[:32])
         if row is not None and row.state == "waiting":
-            found = sessions.queue.place(row)
+            found = sessions.queue.outlook.place(row)
             if may_see(caller, found):
                 if caller.hub:
                     sessions.queue.seen(session)

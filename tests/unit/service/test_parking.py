@@ -201,8 +201,8 @@ def test_who_cannot_save_or_says_nothing_is_not_stopped_and_the_next_one_is_aske
     assert place.states() == {other: "noticed"}
     left = second if asked == first else first
 
-    clock = place.house.service.queue._clock
-    monkeypatch.setattr(place.house.service.queue, "_clock", lambda: clock() + 601)
+    clock = place.house.service.queue.clock
+    monkeypatch.setattr(place.house.service.queue, "clock", lambda: clock() + 601)
     place.house.service.look()
     place.look()
     assert place.states() == {}, "time is over, and both rest"
@@ -278,7 +278,7 @@ def test_a_clock_that_is_set_back_prolongs_no_notice(place: Place, monkeypatch: 
     monkeypatch.setattr("gpuspawner.service.waiting.telling.time.time", lambda: noticed - 86400)
     place.killed()
     place.house.service.queue.seen(urgent)
-    assert place.house.service.queue._clock() >= noticed
+    assert place.house.service.queue.clock() >= noticed
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_nobody_passes_those_who_wait(tmp_path: Path) -> None:
     refused = at.start("cyd", "1")
     assert refused.status_code == 409
     assert entry(at, waits["id"])["state"] == "placed"
-    assert at.service.queue.places() == [], "who did not wish to wait is not in the queue"
+    assert at.service.queue.outlook.places() == [], "who did not wish to wait is not in the queue"
     assert two["id"] in at.fleet.held
 
 
