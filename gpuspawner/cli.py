@@ -22,14 +22,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     words.add_parser("up", help="start everything on this machine, until Ctrl-C")
     words.add_parser("stop", help="end everything on this machine, running sessions included")
     commands.add(words)
-    queue_command.add(words)
+    commands.add_queue(queue_command.add(words))
     given = parser.parse_args(argv)
     try:
         if given.command in ("up", "stop"):
             from gpuspawner import supervisor
 
             return supervisor.up([]) if given.command == "up" else supervisor.stop()
-        if given.command == "queue":
+        if given.command == "queue" and given.act in queue_command.ACTS:
             return queue_command.run(given)
         return commands.run(given)
     except Unavailable as error:

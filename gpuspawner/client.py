@@ -100,6 +100,16 @@ class Client:
         headers = {"Idempotency-Key": secrets.token_hex(16)}
         return self._ask("PATCH", f"/sessions/{quote(session, safe='')}", json={"share": share}, headers=headers)
 
+    def queue(self) -> Json:
+        """Who waits for a share, the next first (`queue`), and how many in all (`length`)."""
+        return self._ask("GET", "/queue")
+
+    def prioritise(self, session: str, reason: str, **changes: Any) -> Json:
+        """Set `kind` (its class), `deadline` (ISO 8601 with an offset; None: none), or both of somebody who waits."""
+        headers = {"Idempotency-Key": secrets.token_hex(16)}
+        body = {**changes, "reason": reason}
+        return self._ask("PATCH", f"/queue/{quote(session, safe='')}", json=body, headers=headers)
+
     def cost(self, by: str = "user", month: str | None = None) -> Json:
         """What was used and charged in a month, the current one by default."""
         return self._ask("GET", "/cost", params=_given(by=by, month=month))

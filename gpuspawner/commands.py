@@ -13,6 +13,7 @@ from typing import Any
 from gpuspawner.client import Client
 from gpuspawner.state import Settings
 
+_CLASSES = ("inference-urgent", "interactive", "training", "batch")
 _BY = ("user", "group", "project", "session", "model")
 
 
@@ -55,6 +56,17 @@ def add(commands: Any) -> None:
     correct.add_argument("--reason", required=True)
 
 
+def add_queue(acts: Any) -> None:
+    """Add what `gpuspawner queue` does with a running service; without an act it lists."""
+    listed = acts.add_parser("list", help="who waits, the next first; so does `gpuspawner queue` alone")
+    listed.add_argument("--json", action="store_true", help="as JSON, for programs")
+    change = acts.add_parser("change", help="set the class or the deadline of somebody who waits")
+    change.add_argument("id", help="as `queue list` shows it")
+    change.add_argument("--class", dest="kind", choices=_CLASSES)
+    change.add_argument("--deadline", help="when it must be done, such as 2026-11-30T18:00:00+01:00; none: no deadline")
+    change.add_argument("--reason", required=True, help="for the audit, and for whoever waits")
+
+
 def _server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--user", help="whose server; left out: yours")
     parser.add_argument("--server", default=None, help="a named server")
@@ -75,6 +87,8 @@ def run(given: argparse.Namespace) -> int:
             print("Stopped.")
         elif given.command == "resize":
             return _resize(client, given)
+        elif given.command == "queue":
+            return _queue(client, given)
         elif given.command == "cost":
             return _cost(client, given)
         elif given.command == "policy":
@@ -95,8 +109,7 @@ def _status(client: Client, as_json: bool) -> int:
     for session in sessions:
         used = session["memory_used_bytes"]
         memory = "unknown" if used is None else f"{used / 2**30:.2f} GiB"
-        name = "/".join(part for part in (session["user"], session["server"]) if part)
-        print(f"{name}: {session['share']} of {session['model']}, {memory} in use, {session['state']}")
+        print(f"{_whose(session)}: {session['share']} of {session['model']}, {memory} in use, {session['state']}")
     if not sessions:
         print("no session runs")
     return 0
@@ -110,6 +123,45 @@ def _resize(client: Client, given: argparse.Namespace) -> int:
     answer = client.resize(session["id"], given.share)
     print(f"{session['share']} → {answer['session']['share']} in {answer['applied_ms']:.1f} ms")
     return 0
+
+
+def _queue(client: Client, given: argparse.Namespace) -> int:
+    if given.act == "change":
+        changes = {} if given.kind is None else {"kind": given.kind}
+        if given.deadline is not None:
+            changes["deadline"] = None if given.deadline == "none" else given.deadline
+        now = client.prioritise(given.id, given.reason, **changes)
+        at = f"number {now['place']}" if now["place"] else "in no place at the moment"
+        due = f", due {now['deadline']}" if now["deadline"] else ""
+        print(f"{_whose(now)}: {now['kind']}{due}, {at}. {now['reason']}")
+        return 0
+    told = client.queue()
+    if given.act and given.json:
+        print(json.dumps(told, indent=2))
+        return 0
+    for each in told["queue"]:
+        due = f", due {each['deadline']}" if each["deadline"] else ""
+        print(
+            f"{each['place'] or '-':>3}  {each['id']}  {_whose(each)}: {each['share']}, {each['kind']}{due}, "
+            f"since {each['since']}, {_still(each)}. {each['reason']}"
+        )
+    others = told["length"] - len(told["queue"])
+    if others or not told["queue"]:
+        print(f"{others} others wait" if others else "nobody waits")
+    return 0
+
+
+def _whose(row: dict[str, Any]) -> str:
+    return "/".join(part for part in (row["user"], row["server"]) if part)
+
+
+def _still(row: dict[str, Any]) -> str:
+    low, high, waited = row["expected_low_seconds"], row["expected_high_seconds"], row["waited_seconds"]
+    if low is None or high is None:
+        return "for how long is not known"
+    if waited > high:
+        return "longer than expected"
+    return f"probably {max(0, low - waited) / 60:.0f} to {(high - waited) / 60:.0f} min more"
 
 
 def _cost(client: Client, given: argparse.Namespace) -> int:

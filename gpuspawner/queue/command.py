@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from gpuspawner.queue.replay import Result
 
 
-def add(commands: Any) -> None:
-    """Add `queue` to the parser's commands."""
-    queue = commands.add_parser("queue", help="compare rules of the queue on a trace, in virtual time")
-    acts = queue.add_subparsers(dest="act", required=True)
+ACTS = ("replay", "synthetic")
+
+
+def add(commands: Any) -> Any:
+    """Add `queue` to the parser's commands. Returns where more of its acts are added."""
+    queue = commands.add_parser("queue", help="who waits; compare rules of the queue on a trace, in virtual time")
+    acts = queue.add_subparsers(dest="act")
     play = acts.add_parser("replay", help="run a trace by each policy and compare")
     play.add_argument("trace", type=Path, help="a file of JSON lines, as `queue synthetic` writes them")
     play.add_argument(
@@ -31,6 +34,7 @@ def add(commands: Any) -> None:
     made.add_argument("--jobs", type=int, default=1000, help="how many people come (1 to 1,000,000)")
     made.add_argument("--cards", type=int, default=16, help="how many cards there are (1 to 1,024)")
     made.add_argument("--seed", type=int, default=1, help="the same seed gives the same trace")
+    return acts
 
 
 def run(given: argparse.Namespace) -> int:

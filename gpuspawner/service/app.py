@@ -192,11 +192,7 @@ def _router(
         if body.card is not None:
             _check_card(body.card, share, choose_card)
         wanted = burst if body.burst is None else body.burst
-        if body.deadline is not None and body.deadline.timestamp() <= time.time():
-            given = body.deadline.isoformat()
-            raise InvalidInput("deadline: it is over.", field="deadline", given=given, allowed="a time to come")
-        due = None if body.deadline is None else round(body.deadline.timestamp() * 1000)
-        wish = Wish(body.wait, body.kind, body.run_seconds, due)
+        wish = Wish(body.wait, body.kind, body.run_seconds, waiting.due(body.deadline))
         found = sessions.start(
             body.user,
             body.server,
@@ -248,7 +244,7 @@ def _router(
         return schemas.Idle(idle_seconds=seconds, due=sessions.idle.due(row.id))
 
     @router.delete("/sessions/{session}", response_model=schemas.Session | schemas.Waiting)
-    def end(session: str, caller: Caller) -> schemas.Session | schemas.Waiting:
+    def end(session: str, caller: Caller, request: Request) -> schemas.Session | schemas.Waiting:
         """End a session, its processes included. The hub and administrators only: users stop their server. One that
         waits leaves the queue; its user may say so too."""
         sessions.must_lead()
@@ -260,6 +256,7 @@ def _router(
         ):
             if not (sessions.book.may(caller, "resize", entry.user, entry.server)):
                 raise NotAllowed("Your token lacks the scope custom:gpuspawner:resize for this session.")
+            request.scope["gpuspawner.user"] = entry.user  # for the audit
             place = waiting.shown(sessions.queue.outlook.place(entry))
             if sessions.queue.leave(session, f"Its place in the queue was given up by {caller.name}."):
                 return place

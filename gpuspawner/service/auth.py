@@ -14,7 +14,7 @@ from tornado.web import HTTPError
 
 from gpuspawner.errors import GPUSpawnerError, Unavailable
 
-Action = Literal["read", "resize", "hand-over", "activity", "admin"]
+Action = Literal["read", "resize", "hand-over", "prioritise", "activity", "admin"]
 PREFIX = "custom:gpuspawner:"
 #: Seconds for which the hub's answer about a token is believed: how long a revoked token still works here.
 TOKEN_CACHE_SECONDS = 10
@@ -22,8 +22,8 @@ TOKEN_CACHE_SECONDS = 10
 _TOKEN = re.compile(r"[!-~]{1,512}", re.ASCII)
 #: Names by which the ledger means a part of gpuspawner and no person.
 _OWN_NAMES = ("hub", "node")
-#: Handing eighths over is a resize of two sessions.
-_SCOPE_OF: dict[Action, Action] = {"hand-over": "resize"}
+#: Handing eighths over is a resize of two sessions; who goes first is about what share somebody has when.
+_SCOPE_OF: dict[Action, Action] = {"hand-over": "resize", "prioritise": "resize"}
 
 
 class NotSignedIn(GPUSpawnerError):

@@ -228,6 +228,17 @@ class Waiting(BaseModel):
     expected_high_seconds: int | None
     deadline: str | None
     in_time: bool | None = Field(description="whether the deadline can be met; null where that is not known")
+    changed_by: str | None = Field(default=None, description="who has set its class or deadline since it came")
+    changed_reason: str | None = Field(default=None, description="why")
+    changeable: bool = Field(default=False, description="whether whoever asks may set its class and deadline")
+
+
+class QueueChange(Strict):
+    """Another class or deadline for somebody who waits; what is left out stays."""
+
+    kind: Kind | None = Field(default=None, description="its class from now on")
+    deadline: AwareDatetime | None = Field(default=None, description="when it must be done; null: no deadline")
+    reason: StrictStr = Field(min_length=1, max_length=255, description="for the audit, and for whoever waits")
 
 
 class Queue(BaseModel):

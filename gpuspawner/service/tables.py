@@ -117,7 +117,7 @@ class QueueRow(Base):
     is what it asked for, with the model; it holds less while somebody more urgent needs the rest. `since_ms`: when it
     began to wait; never before an older row's. `run_seconds`: how long it will run, as its owner says.
     `forecast_seconds`: what was expected of its wait when it joined. `taken_by`: who was given its eighths last,
-    `taken_ms` when.
+    `taken_ms` when. `changed_by`: who has set its class or deadline since it joined, and `changed_why`.
     """
 
     __tablename__ = "queue"
@@ -137,6 +137,8 @@ class QueueRow(Base):
     forecast_seconds: Mapped[float | None] = mapped_column(Float, default=None)
     taken_by: Mapped[str | None] = mapped_column(String(32), default=None)
     taken_ms: Mapped[int | None] = mapped_column(BigInteger, default=None)
+    changed_by: Mapped[str | None] = mapped_column(String(255), default=None)
+    changed_why: Mapped[str | None] = mapped_column(Text, default=None)
 
 
 class ParkingRow(Base):

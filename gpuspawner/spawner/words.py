@@ -44,7 +44,11 @@ def place_words(place: dict[str, Any]) -> str:
     """Where somebody stands in the queue, why, and for how long still as far as that is known."""
     number = place.get("place")
     at = f"Number {number} in the queue. " if number else "In the queue. "
-    return f"{at}{place['reason']} {wait_words(place, place.get('waited_seconds') or 0)}"
+    changed = ""
+    if place.get("changed_by"):
+        why = str(place.get("changed_reason") or "").rstrip(".")
+        changed = f" {place['changed_by']} has set its class or deadline: {why}."
+    return f"{at}{place['reason']} {wait_words(place, place.get('waited_seconds') or 0)}{changed}"
 
 
 def wait_words(expected: dict[str, Any], waited: float = 0) -> str:

@@ -178,6 +178,56 @@ def test_a_drain_ends_what_runs_and_tells_who_it_was(admin: Page, hub: Stack, pi
     assert session["end_reason"] == "its card was drained: the board is replaced"
 
 
+def test_who_waits_is_put_behind_and_back_by_keyboard_with_a_reason(
+    admin: Page, hub: Stack, accessible: Callable[[Page], None], pictures: Path
+) -> None:
+    with hub.service() as service:
+        # the whole of it, which nobody gives way for, so that both wait
+        for user in ("eve", "fay"):
+            body = {"user": user, "share": "4", "wait": True}
+            assert service.post("/sessions", json=body).status_code == 202
+        admin.get_by_role("link", name="Queue", exact=True).click()
+        lines = admin.get_by_role("region", name="Who waits").locator("tbody tr")
+        expect(lines).to_contain_text(["eve", "fay"])
+        lines.first.get_by_role("button", name="eve").press("Enter")
+        detail = admin.get_by_role("complementary", name="Details")
+        expect(detail).to_contain_text("interactive")
+        accessible(admin)
+        picture(admin, pictures, "page-waiting")
+        detail.get_by_role("button", name="Class or deadline…").press("Enter")
+        expect(detail.get_by_role("radio", name="inference-urgent")).to_be_focused()
+        detail.get_by_role("radio", name="interactive").focus()
+        for key in ("ArrowDown", "ArrowDown", "Tab"):
+            admin.keyboard.press(key)
+        expect(detail.get_by_role("radio", name="batch")).to_be_checked()
+        detail.get_by_label("Deadline").fill("2099-12-31T18:00")
+        detail.get_by_label("Reason").focus()
+        admin.keyboard.press("Enter")
+        expect(detail.get_by_role("alert")).to_contain_text("Give a reason first")
+        admin.keyboard.type("the lecture goes first")
+        accessible(admin)
+        picture(admin, pictures, "page-prioritise")
+        admin.keyboard.press("Enter")
+        expect(
+            admin.get_by_text(re.compile(r"eve is batch, due .*2099.* now: number 2 in the queue\."))
+        ).to_be_visible()
+        expect(lines).to_contain_text(["fay", "eve"])
+        expect(detail).to_contain_text("Class or deadline set by admin: the lecture goes first")
+        (_, eve) = service.get("/queue").json()["queue"]
+        assert (eve["kind"], eve["changed_by"], eve["place"]) == ("batch", "admin", 2)
+        admin.get_by_role("button", name="Undo").press("Enter")
+        expect(lines).to_contain_text(["eve", "fay"])
+        detail.get_by_role("button", name="Out of the queue…").press("Enter")
+        detail.get_by_label("Reason").fill("it was a mistake")
+        admin.keyboard.press("Enter")
+        expect(lines).to_contain_text(["fay"])
+        expect(detail).to_contain_text("It does not wait any more")
+        admin.get_by_role("link", name="Audit").click()
+        expect(admin.get_by_role("cell", name="undone: the lecture goes first", exact=True)).to_be_visible()
+        (fay,) = service.get("/queue").json()["queue"]
+        service.delete(f"/sessions/{fay['id']}")
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("size", ["laptop", "phone"])
 def test_no_serious_fault_for_those_who_cannot_see(

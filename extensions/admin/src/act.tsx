@@ -12,8 +12,10 @@ export interface Act {
   reason: boolean;
   /** Something to choose, with its choices; what may not be chosen says why. */
   choice?: { label: string; name: string; choices: { value: string; text: string; why?: string | null }[]; first: string };
+  /** A moment to set, ISO 8601; null: none. */
+  moment?: { label: string; first: string | null };
   danger?: boolean;
-  run: (reason: string, chosen: string) => Promise<Done>;
+  run: (reason: string, chosen: string, moment?: string | null) => Promise<Done>;
 }
 
 /** What was done, and how to take it back; null where it cannot be. */
@@ -26,6 +28,7 @@ export function ActForm(props: { act: Act; onDone: (done: Done) => void; onCance
   const { act } = props;
   const [reason, setReason] = React.useState('');
   const [chosen, choose] = React.useState(act.choice?.first ?? '');
+  const [moment, setMoment] = React.useState(local(act.moment?.first ?? null));
   const [busy, setBusy] = React.useState(false);
   const [fault, setFault] = React.useState<string | null>(null);
   const id = React.useId();
@@ -41,7 +44,7 @@ export function ActForm(props: { act: Act; onDone: (done: Done) => void; onCance
     setBusy(true);
     setFault(null);
     try {
-      props.onDone(await act.run(reason.trim(), chosen));
+      props.onDone(await act.run(reason.trim(), chosen, moment ? new Date(moment).toISOString() : null));
     } catch (error) {
       setFault(error instanceof Error ? error.message : String(error));
       setBusy(false);
@@ -73,6 +76,12 @@ export function ActForm(props: { act: Act; onDone: (done: Done) => void; onCance
           ))}
         </fieldset>
       )}
+      {act.moment && (
+        <label className="gpa-reason">
+          {act.moment.label}
+          <input type="datetime-local" value={moment} onChange={event => setMoment(event.currentTarget.value)} />
+        </label>
+      )}
       {act.reason && (
         <label className="gpa-reason">
           Reason
@@ -82,7 +91,10 @@ export function ActForm(props: { act: Act; onDone: (done: Done) => void; onCance
             maxLength={200}
             value={reason}
             aria-describedby={`${id}-fault`}
-            onChange={event => setReason(event.currentTarget.value)}
+            onChange={event => {
+              setReason(event.currentTarget.value);
+              setFault(null);
+            }}
           />
         </label>
       )}
@@ -99,6 +111,15 @@ export function ActForm(props: { act: Act; onDone: (done: Done) => void; onCance
       </div>
     </form>
   );
+}
+
+/** A moment as an input for local times has it: to the minute. */
+export function local(time: string | null): string {
+  if (time === null) {
+    return '';
+  }
+  const at = new Date(time);
+  return new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
 }
 
 /** What became of the last act, with its undo. */

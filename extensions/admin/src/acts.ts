@@ -1,10 +1,10 @@
 /** The acts that there are, over the service's REST API. */
 
 import * as format from '../../lab/src/format';
-import type { Act, Done } from './act';
+import { Act, Done, local } from './act';
 import type { Api } from './api';
-import type { Cordon, Option, Session } from './types';
-import { whose } from './words';
+import { Cordon, KINDS, Option, Session, Waiting } from './types';
+import { moment, whose } from './words';
 
 interface Target {
   kind: 'card' | 'node';
@@ -123,6 +123,59 @@ export function end(api: Api, session: Session): Act {
     run: async reason => {
       await api.change('DELETE', `/sessions/${encodeURIComponent(session.id)}`, undefined, reason);
       return { message: `The session of ${whose(session)} was ended.`, undo: null };
+    }
+  };
+}
+
+interface Order {
+  kind: string;
+  deadline: string | null;
+}
+
+async function prioritised(api: Api, who: Waiting, from: Order, to: Order, reason: string): Promise<Done> {
+  const changes = {
+    ...(to.kind !== from.kind ? { kind: to.kind } : {}),
+    ...(to.deadline !== from.deadline ? { deadline: to.deadline } : {})
+  };
+  if (!Object.keys(changes).length) {
+    throw new Error('Nothing is changed. Choose another class or deadline.');
+  }
+  const path = `/queue/${encodeURIComponent(who.id)}`;
+  const now = await api.change<Waiting>('PATCH', path, { ...changes, reason }, reason);
+  const due = now.deadline ? `, due ${moment(now.deadline)}` : '';
+  const at = now.state !== 'waiting' ? 'it has its share' : now.place ? `number ${now.place} in the queue` : 'it waits';
+  return {
+    message: `${whose(who)} is ${now.kind}${due} now: ${at}.`,
+    undo: now.state === 'waiting' ? () => prioritised(api, who, to, from, `undone: ${reason}`) : null
+  };
+}
+
+export function prioritise(api: Api, who: Waiting): Act {
+  const from = { kind: who.kind, deadline: who.deadline };
+  return {
+    title: `Say when ${whose(who)} goes`,
+    meaning:
+      'The more urgent class goes first, and in a class the earliest deadline. Others who wait or run may have to give way for it. Its user sees the reason.',
+    verb: 'Change',
+    reason: true,
+    choice: { label: 'Class', name: 'kind', first: who.kind, choices: KINDS.map(kind => ({ value: kind, text: kind })) },
+    moment: { label: 'Deadline (empty: none)', first: who.deadline },
+    // what the field shows is to the minute, so that what was not touched stays exactly as it is
+    run: (reason, kind, deadline = null) =>
+      prioritised(api, who, from, { kind, deadline: local(deadline) === local(from.deadline) ? from.deadline : deadline }, reason)
+  };
+}
+
+export function leave(api: Api, who: Waiting): Act {
+  return {
+    title: `Take ${whose(who)} out of the queue`,
+    meaning: 'Its start is refused with the reason, and its place is lost. This cannot be undone.',
+    verb: 'Take out',
+    reason: true,
+    danger: true,
+    run: async reason => {
+      await api.change('DELETE', `/sessions/${encodeURIComponent(who.id)}`, undefined, reason);
+      return { message: `${whose(who)} does not wait any more.`, undo: null };
     }
   };
 }

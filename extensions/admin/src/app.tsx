@@ -31,7 +31,12 @@ export function App(props: { store: Store; api: Api; hub: string; signIn: () => 
   React.useEffect(() => store.subscribe(redraw), [store]);
   const narrow = useMedia(NARROW);
   const [place, setPlace] = React.useState(() => link.read(location.hash));
-  const [done, setDone] = React.useState<Done | null>(null);
+  const [done, show] = React.useState<Done | null>(null);
+  const [acts, count] = React.useReducer((before: number) => before + 1, 0);
+  const setDone = (next: Done): void => {
+    show(next);
+    count();
+  };
   React.useEffect(() => {
     const onHash = (): void => setPlace(link.read(location.hash));
     window.addEventListener('hashchange', onHash);
@@ -77,7 +82,7 @@ export function App(props: { store: Store; api: Api; hub: string; signIn: () => 
         </span>
       </header>
       <Banner store={store} api={api} signIn={props.signIn} />
-      {done && <Outcome done={done} onDone={setDone} onClose={() => setDone(null)} />}
+      {done && <Outcome done={done} onDone={setDone} onClose={() => show(null)} />}
       <div className="gpa-body">
         <main>
           {connection.phase === 'refused' ? (
@@ -94,13 +99,21 @@ export function App(props: { store: Store; api: Api; hub: string; signIn: () => 
           ) : tab === 'spending' ? (
             <Spending api={api} admin={admin} onOpen={onOpen} />
           ) : tab === 'queue' ? (
-            <Queue api={api} onOpen={onOpen} />
+            <Queue api={api} acts={acts} onOpen={onOpen} />
           ) : (
             <Audit api={api} />
           )}
         </main>
         {place.open && (
-          <Detail store={store} api={api} hub={props.hub} open={place.open} onOpen={onOpen} onDone={setDone} />
+          <Detail
+            store={store}
+            api={api}
+            hub={props.hub}
+            acts={acts}
+            open={place.open}
+            onOpen={onOpen}
+            onDone={setDone}
+          />
         )}
       </div>
     </div>

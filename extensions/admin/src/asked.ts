@@ -34,3 +34,16 @@ export function useAsked<T>(
   }, [api, key]);
   return [asked, () => setCount(before => before + 1)];
 }
+
+/** So often it is asked for anew while it is looked at. */
+const FRESH_MS = 5000;
+
+/** Ask anew now and then, while the page is looked at. */
+export function useFresh(again: () => void): void {
+  const latest = React.useRef(again);
+  latest.current = again;
+  React.useEffect(() => {
+    const timer = setInterval(() => !document.hidden && latest.current(), FRESH_MS);
+    return () => clearInterval(timer);
+  }, []);
+}

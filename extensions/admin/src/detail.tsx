@@ -8,16 +8,20 @@ import { Act, ActForm, Done } from './act';
 import * as acts from './acts';
 import type { Api } from './api';
 import { useAsked } from './asked';
+import { Button, Fact } from './facts';
 import type { Open } from './link';
 import { where } from './sessions';
 import type { Store } from './store';
 import type { Card, CostReport, Option, Session } from './types';
+import { WaitingDetail } from './waiting';
 import { cardName, cells, held, HEALTH, moment, spoken, whose } from './words';
 
 interface Around {
   store: Store;
   api: Api;
   hub: string;
+  /** How many acts there were: after one, what was asked for is asked for anew. */
+  acts: number;
   onOpen: (open: Open | null) => void;
   onDone: (done: Done) => void;
 }
@@ -69,6 +73,10 @@ function content(
   if (open.kind === 'user') {
     return { title: open.name, found: true, body: <User {...props} name={open.name} /> };
   }
+  if (open.kind === 'waiting') {
+    const body = <WaitingDetail key={open.name} {...props} id={open.name} setAct={setAct} />;
+    return { title: 'In the queue', found: true, body };
+  }
   if (open.kind === 'node') {
     const cards = store.nodes().find(node => node.name === open.name)?.cards ?? [];
     const body = cards.length ? (
@@ -94,30 +102,6 @@ function content(
     <p>This session has ended, or you may not see it.</p>
   );
   return { title: session ? whose(session) : 'Session', found: Boolean(session), body };
-}
-
-/** A button that when it can do nothing says why. */
-function Button(props: { text: string; why?: string | null; danger?: boolean; onClick: () => void }): React.JSX.Element {
-  const id = React.useId();
-  return (
-    <span className="gpa-button">
-      <button
-        type="button"
-        className="jp-gpu-button"
-        data-danger={props.danger}
-        aria-disabled={Boolean(props.why)}
-        aria-describedby={props.why ? id : undefined}
-        onClick={() => !props.why && props.onClick()}
-      >
-        {props.text}
-      </button>
-      {props.why && (
-        <span id={id} className="jp-gpu-quiet">
-          {props.why}
-        </span>
-      )}
-    </span>
-  );
 }
 
 function CardDetail(props: Around & { card: Card; setAct: (act: Act) => void }): React.JSX.Element {
@@ -235,15 +219,6 @@ function Closing(props: {
           onClick={() => setAct(acts.drain(api, target, title, props.sessions, cordon))}
         />
       </div>
-    </div>
-  );
-}
-
-function Fact(props: { name: string; children: React.ReactNode }): React.JSX.Element {
-  return (
-    <div>
-      <dt>{props.name}</dt>
-      <dd>{props.children}</dd>
     </div>
   );
 }

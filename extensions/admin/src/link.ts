@@ -4,7 +4,7 @@ export const TABS = ['cards', 'sessions', 'queue', 'spending', 'audit'] as const
 export type Tab = (typeof TABS)[number];
 
 export interface Open {
-  kind: 'card' | 'node' | 'session' | 'user';
+  kind: 'card' | 'node' | 'session' | 'user' | 'waiting';
   name: string;
 }
 
@@ -13,7 +13,15 @@ export interface Place {
   open: Open | null;
 }
 
-const KINDS = ['card', 'node', 'session', 'user'] as const;
+const KINDS = ['card', 'node', 'session', 'user', 'waiting'] as const;
+/** Where what is open stands in a list. */
+const LISTED: Record<Open['kind'], Tab> = {
+  card: 'cards',
+  node: 'cards',
+  session: 'sessions',
+  user: 'sessions',
+  waiting: 'queue'
+};
 
 /** What an address names; what it does not know it leaves out. */
 export function read(hash: string): Place {
@@ -21,7 +29,7 @@ export function read(hash: string): Place {
   const tab = TABS.find(each => each === given.get('tab')) ?? null;
   const kind = KINDS.find(each => given.get(each));
   const open = kind ? { kind, name: (given.get(kind) ?? '').slice(0, 300) } : null;
-  return { tab: tab ?? (open ? (open.kind === 'card' || open.kind === 'node' ? 'cards' : 'sessions') : null), open };
+  return { tab: tab ?? (open ? LISTED[open.kind] : null), open };
 }
 
 export function write(place: Place): string {

@@ -4,48 +4,17 @@ import * as React from 'react';
 
 import * as format from '../../lab/src/format';
 import type { Api } from './api';
-import { useAsked } from './asked';
+import { useAsked, useFresh } from './asked';
 import type { Open } from './link';
 import { Failed } from './spending';
-import { moment } from './words';
+import type { Waiting } from './types';
+import { expected, moment, whose } from './words';
 
-/** So often it is asked for anew while it is looked at. */
-const FRESH_MS = 5000;
 const SHOWN = 300;
 
-interface Waiting {
-  id: string;
-  user: string;
-  server: string;
-  share: string;
-  kind: string;
-  place: number | null;
-  reason: string | null;
-  waited_seconds: number;
-  expected_low_seconds: number | null;
-  expected_high_seconds: number | null;
-  deadline: string | null;
-  in_time: boolean | null;
-}
-
-/** How long somebody who has waited so long may still have to, as far as anybody can say. All in seconds. */
-export function expected(low: number | null, high: number | null, waited: number): string {
-  if (low === null || high === null) {
-    return format.UNKNOWN_WORD;
-  }
-  if (waited > high) {
-    return 'longer than expected';
-  }
-  const [from, to] = [low, high].map(each => format.duration(Math.max(0, each - waited) * 1000)) as [string, string];
-  return from === to ? to : `${from} to ${to}`;
-}
-
-export function Queue(props: { api: Api; onOpen: (open: Open) => void }): React.JSX.Element {
-  const [asked, again] = useAsked<{ queue: Waiting[]; length: number }>(props.api, '/queue');
-  React.useEffect(() => {
-    const timer = setInterval(() => !document.hidden && again(), FRESH_MS);
-    return () => clearInterval(timer);
-  }, [again]);
+export function Queue(props: { api: Api; acts: number; onOpen: (open: Open) => void }): React.JSX.Element {
+  const [asked, again] = useAsked<{ queue: Waiting[]; length: number }>(props.api, '/queue', { at: `${props.acts}` });
+  useFresh(again);
   const none = asked.phase === 'failed' && (asked.status === 404 || asked.status === 405);
   return (
     <section className="gpa-view" aria-label="Queue">
@@ -82,8 +51,8 @@ function Table(props: { waiting: Waiting[]; length: number; onOpen: (open: Open)
             <th scope="col">Place</th>
             <th scope="col">User / server</th>
             <th scope="col">Share</th>
-            <th scope="col">Kind</th>
-            <th scope="col">Waits since</th>
+            <th scope="col">Class</th>
+            <th scope="col">Has waited</th>
             <th scope="col">Still</th>
             <th scope="col">Why</th>
           </tr>
@@ -96,11 +65,10 @@ function Table(props: { waiting: Waiting[]; length: number; onOpen: (open: Open)
                 <button
                   type="button"
                   className="jp-gpu-link"
-                  onClick={() => props.onOpen({ kind: 'user', name: each.user })}
+                  onClick={() => props.onOpen({ kind: 'waiting', name: each.id })}
                 >
-                  {each.user}
+                  {whose(each)}
                 </button>
-                {each.server && ` / ${each.server}`}
               </td>
               <td>{format.heldShare(each.share)}</td>
               <td>{each.kind}</td>

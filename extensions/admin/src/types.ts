@@ -48,6 +48,29 @@ export interface Session {
   burst: boolean;
 }
 
+export const KINDS = ['inference-urgent', 'interactive', 'training', 'batch'] as const;
+
+/** Somebody who waits for a share. */
+export interface Waiting {
+  id: string;
+  user: string;
+  server: string;
+  state: string;
+  share: string;
+  kind: string;
+  place: number | null;
+  reason: string | null;
+  waited_seconds: number;
+  expected_low_seconds: number | null;
+  expected_high_seconds: number | null;
+  deadline: string | null;
+  in_time: boolean | null;
+  changed_by: string | null;
+  changed_reason: string | null;
+  /** Whether the viewer may set class and deadline. */
+  changeable: boolean;
+}
+
 export interface Hello {
   user: string | null;
   admin: boolean;

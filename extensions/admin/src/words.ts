@@ -15,8 +15,20 @@ export const HEALTH: Record<Card['health'], string> = {
 };
 
 /** `ann`, or `ann / lab` for a named server. */
-export function whose(session: Session): string {
+export function whose(session: { user: string; server: string }): string {
   return session.server ? `${session.user} / ${session.server}` : session.user;
+}
+
+/** How long somebody who has waited so long may still have to, as far as anybody can say. All in seconds. */
+export function expected(low: number | null, high: number | null, waited: number): string {
+  if (low === null || high === null) {
+    return format.UNKNOWN_WORD;
+  }
+  if (waited > high) {
+    return 'longer than expected';
+  }
+  const [from, to] = [low, high].map(each => format.duration(Math.max(0, each - waited) * 1000)) as [string, string];
+  return from === to ? to : `${from} to ${to}`;
 }
 
 /** `3/8`; several cards are whole ones. */

@@ -17,7 +17,12 @@ from gpuspawner.service.policy.schema import QueueClass, Right, Rule
 from gpuspawner.service.policy.source import PolicySource
 from gpuspawner.share import GPUShare
 
-_RIGHTS: dict[Action, Right] = {"read": "telemetry", "resize": "resize", "hand-over": "hand-over"}
+_RIGHTS: dict[Action, Right] = {
+    "read": "telemetry",
+    "resize": "resize",
+    "hand-over": "hand-over",
+    "prioritise": "prioritise",
+}
 
 
 class Nobody:
@@ -158,6 +163,11 @@ class Book:
         reason = self.view(user).why_not(share, card)
         if reason is not None:
             raise Forbidden(reason, field="share", given=share.amount)
+
+    def may_prioritise(self, caller: Principal, user: str, server: str) -> bool:
+        """Whether somebody who is no administrator may say when a user's server goes: only where a rule says so. Raises
+        Unavailable."""
+        return caller.user is not None and not self.policy.open and self.may(caller, "prioritise", user, server)
 
     def may(self, caller: Principal, action: Action, user: str, server: str) -> bool:
         """Whether a caller may do `action` to a user's server, by their scopes and, where it is about a right, by the

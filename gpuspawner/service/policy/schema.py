@@ -15,7 +15,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from gpuspawner.queue.rules import CLASSES
 from gpuspawner.share import ALLOWED, GPUShare, ShareError
 
-Right = Literal["telemetry", "use", "resize", "hand-over"]
+Right = Literal["telemetry", "use", "resize", "hand-over", "prioritise"]
+#: Those that a rule gives which names none.
 RIGHTS: tuple[Right, ...] = ("telemetry", "use", "resize", "hand-over")
 #: As `gpuspawner.queue.rules.CLASSES` has them.
 Kind = Literal["inference-urgent", "interactive", "training", "batch"]
@@ -140,7 +141,8 @@ class Rule(Part):
     allow: Allow | None = Field(None, description="what may be started; left out: nothing by this rule")
     rights: list[Right] = Field(
         default_factory=lambda: list(RIGHTS),
-        description="rights on a share: see its telemetry, use it (start it), resize it, hand eighths over",
+        description="rights on a share: see its `telemetry`, `use` it (start it), `resize` it, `hand-over` eighths; "
+        "left out: these. Besides, `prioritise`: set class and deadline of who waits, as far as `queue` allows",
     )
     over: Over | None = Field(None, description="whose sessions the rights are about; left out: one's own")
 

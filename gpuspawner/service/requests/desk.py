@@ -130,15 +130,15 @@ class Desk:
         if self._records is None or principal is None or scope["method"] not in _CHANGES or path.endswith("/activity"):
             return
         asked = _object(body)
-        session = path.split("/")[2] if path.startswith("/sessions/") else ""
+        session = path.split("/")[2] if path.startswith(("/sessions/", "/queue/")) else ""
         route = scope["route"].path.removeprefix(self._prefix) if "route" in scope else path
         entry = {
             "actor": principal.name,
             "action": f"{scope['method']} {route}",
-            "user": str(asked.get("user") or "")[:255],
+            "user": str(scope.get("gpuspawner.user") or asked.get("user") or "")[:255],
             "session": unquote(session)[:32],
             "asked": json.dumps({str(name): shorten(value) for name, value in list(asked.items())[:20]})[:_ASKED],
-            "why": _words(headers.get(b"x-gpuspawner-reason", b""))[:255],
+            "why": (_words(headers.get(b"x-gpuspawner-reason", b"")) or str(asked.get("reason") or ""))[:255],
             "source": _source(scope, headers),
             "status": status,
         }

@@ -133,7 +133,9 @@ class Clerk:
         }
         with self.lock:
             row = self.entries.of(user, server)
-            if row is not None and all(getattr(row, name) == value for name, value in asked.items()):
+            # what others have made of it is not what its hub asked for
+            same = {**asked, "kind": row.kind, "deadline_ms": row.deadline_ms} if row and row.changed_by else asked
+            if row is not None and all(getattr(row, name) == value for name, value in same.items()):
                 self._seen[row.id] = time.monotonic()
                 return row
             if row is not None:
@@ -160,6 +162,22 @@ class Clerk:
                 self.parker.give_up(row.user, row.server)
         self._wake()
         return True
+
+    def prioritise(self, session: str, by: str, why: str, **values: Any) -> Entry:
+        """Set the class (`kind`) or the deadline (`deadline_ms`) of somebody who waits; the others are placed anew at
+        once. Raises NotFound, Conflict where it does not wait any more."""
+        with self.lock:
+            row = self.entries.get(session)
+            if row is None:
+                raise NotFound(self.why_gone(session) or "There is nobody of that name in the queue.")
+            if row.state != "waiting":
+                raise Conflict("It has its share already.", code="not_waiting", field="session", given=session)
+            if any(getattr(row, name) != value for name, value in values.items()):
+                # what was expected of it was so for its place before
+                self.entries.change(session, forecast_seconds=None, changed_by=by, changed_why=why, **values)
+                log.info("session %s: %s by %s (%s)", session, values, by, why)
+        self.decide()
+        return row
 
     def _forget(self, session: str, why: str) -> None:
         self.entries.remove(session)

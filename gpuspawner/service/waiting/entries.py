@@ -52,6 +52,8 @@ class Entry:
     forecast_seconds: float | None = None
     taken_by: str | None = None
     taken_ms: int | None = None
+    changed_by: str | None = None
+    changed_why: str | None = None
 
 
 class Entries:

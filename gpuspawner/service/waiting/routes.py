@@ -1,25 +1,36 @@
 """The queue over REST."""
 
-from typing import Annotated, cast
+import time
+from datetime import datetime
+from typing import Annotated, Any, cast
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 
-from gpuspawner.errors import NotAllowed, NotFound
+from gpuspawner.errors import InvalidInput, NotAllowed, NotFound
 from gpuspawner.service import schemas
 from gpuspawner.service.auth import Authenticator, Principal, signed_in
 from gpuspawner.service.sessions import SessionService
 from gpuspawner.service.store import LIVE
 from gpuspawner.service.views import iso
+from gpuspawner.service.waiting.entries import Entry
 from gpuspawner.service.waiting.telling import Place
 
 
 def queue_routes(sessions: SessionService, authenticator: Authenticator) -> APIRouter:
-    """GET /queue and GET /queue/ID."""
+    """GET /queue, GET and PATCH /queue/ID, PUT /sessions/ID/parking."""
     router = APIRouter()
     Caller = Annotated[Principal, Depends(signed_in(authenticator))]
 
     def may_see(caller: Principal, place: Place) -> bool:
         return sessions.book.may(caller, "read", place.row.user, place.row.server)
+
+    def may_change(caller: Principal, row: Entry) -> bool:
+        return caller.may("admin", row.user, row.server) or sessions.book.may_prioritise(caller, row.user, row.server)
+
+    def told(caller: Principal, place: Place) -> schemas.Waiting:
+        found = shown(place)
+        found.changeable = place.row.state == "waiting" and may_change(caller, place.row)
+        return found
 
     @router.get("/queue")
     def queue(
@@ -32,7 +43,7 @@ def queue_routes(sessions: SessionService, authenticator: Authenticator) -> APIR
             raise NotAllowed("Your token lacks the scope custom:gpuspawner:read.")
         places = sessions.queue.outlook.places() if sessions.leadership.leads else sessions.queue.outlook.stored()
         found = [
-            shown(place)
+            told(caller, place)
             for place in places
             if user in (None, place.row.user) and server in (None, place.row.server) and may_see(caller, place)
         ]
@@ -50,13 +61,39 @@ def queue_routes(sessions: SessionService, authenticator: Authenticator) -> APIR
             if may_see(caller, found):
                 if caller.hub:
                     sessions.queue.seen(session)
-                return shown(found)
+                return told(caller, found)
         elif row is not None and live is not None and live.state in LIVE:
             found = Place(row, None, "It has its share.", max(0.0, (live.created_ms - row.since_ms) / 1000))
             if may_see(caller, found):
                 return shown(found)
         why = sessions.queue.why_gone(session) if caller.hub else None
         raise NotFound(why or "There is nobody of that name in the queue.", field="session", given=session)
+
+    @router.patch("/queue/{session}")
+    def change(session: str, body: schemas.QueueChange, caller: Caller, request: Request) -> schemas.Waiting:
+        """Set the class or the deadline of somebody who waits, or both. Administrators, and whom the policy gives the
+        right `prioritise`, as far as the policy allows the class to who waits."""
+        sessions.must_lead()
+        row = sessions.queue.entries.get(session)
+        if row is None or not sessions.book.may(caller, "read", row.user, row.server):
+            raise NotFound("There is nobody of that name in the queue.", field="session", given=session)
+        request.scope["gpuspawner.user"] = row.user  # for the audit
+        if not caller.may("admin", row.user, row.server):
+            if not may_change(caller, row):
+                raise NotAllowed("Only administrators, and whom the policy allows it, say who goes first.")
+            if body.kind is not None:
+                sessions.book.kind_of(row.user, body.kind)
+        values: dict[str, Any] = {}
+        if body.kind is not None:
+            values["kind"] = body.kind
+        if "deadline" in body.model_fields_set:
+            values["deadline_ms"] = due(body.deadline)
+        if not values:
+            raise InvalidInput("kind: missing.", field="kind", given=None, allowed="a class, a deadline, or both")
+        row = sessions.queue.prioritise(session, caller.name, body.reason, **values)
+        if row.state != "waiting":
+            return told(caller, Place(row, None, "It has its share.", 0.0))
+        return told(caller, sessions.queue.outlook.place(row))
 
     @router.put("/sessions/{session}/parking")
     def answer(session: str, body: schemas.ParkingAnswer, caller: Caller) -> schemas.ParkingState:
@@ -69,6 +106,16 @@ def queue_routes(sessions: SessionService, authenticator: Authenticator) -> APIR
         return schemas.ParkingState(notice=found.id, state=found.state)
 
     return router
+
+
+def due(deadline: datetime | None) -> int | None:
+    """A deadline in milliseconds since the epoch. Raises InvalidInput for one that is over."""
+    if deadline is None:
+        return None
+    if deadline.timestamp() <= time.time():
+        given = deadline.isoformat()
+        raise InvalidInput("deadline: it is over.", field="deadline", given=given, allowed="a time to come")
+    return round(deadline.timestamp() * 1000)
 
 
 def shown(place: Place) -> schemas.Waiting:
@@ -89,4 +136,6 @@ def shown(place: Place) -> schemas.Waiting:
         expected_high_seconds=None if expected is None else round(expected.high),
         deadline=None if row.deadline_ms is None else iso(row.deadline_ms),
         in_time=place.in_time,
+        changed_by=row.changed_by,
+        changed_reason=row.changed_why,
     )

@@ -353,3 +353,112 @@ def test_a_storm_of_urgent_requests_takes_what_can_be_spared_and_no_more(tmp_pat
     assert at.ask("admin", "GET", "/queue").json()["length"] == 1000 - 13
     assert waits.count(False) == 13
     assert all(len(kinds(at, session)) <= 4 for session in running), "each was asked a few times at most"
+
+
+PRIORITIES = (
+    CLASSES
+    + """
+rules:
+- {name: all, allow: {}}
+- {name: leads, users: [lea], over: {groups: [lab]}, rights: [telemetry, prioritise]}
+"""
+)
+
+
+def waits(of: House, *users: str) -> list[str]:
+    """A card that is taken, and who waits for it: their ids."""
+    of.start("ann", "1")
+    return [of.start(user, "1", wait=True).json()["waiting"]["id"] for user in users]
+
+
+def in_line(of: House) -> list[tuple[str, str]]:
+    return [(each["user"], each["kind"]) for each in of.ask("admin", "GET", "/queue").json()["queue"]]
+
+
+def change(of: House, who: str, session: str, **body: Any) -> Any:
+    return of.ask(who, "PATCH", f"/queue/{session}", json={"reason": "a talk at noon", **body})
+
+
+def test_an_administrator_says_who_goes_first_and_a_restart_keeps_it(tmp_path: Path) -> None:
+    at = house(tmp_path)
+    bob, cyd = waits(at, "bob", "cyd")
+    assert in_line(at) == [("bob", "interactive"), ("cyd", "interactive")]
+    now = change(at, "admin", cyd, deadline="2100-01-01T00:00:00+00:00").json()
+    assert (now["place"], now["deadline"]) == (1, "2100-01-01T00:00:00.000+00:00"), "the earliest deadline first"
+    assert (now["changed_by"], now["changed_reason"]) == ("admin", "a talk at noon")
+    assert change(at, "admin", cyd, deadline=None, kind="batch").json()["place"] == 2
+    assert in_line(at) == [("bob", "interactive"), ("cyd", "batch")]
+    assert at.start("cyd", "1", wait=True).json()["waiting"]["id"] == cyd, "its hub asks for what it asked for before"
+    row = at.ask("admin", "GET", "/audit").json()["entries"][1]
+    assert (row["action"], row["user"], row["session"]) == ("PATCH /queue/{session}", "cyd", cyd)
+    assert (row["why"], row["status"]) == ("a talk at noon", 200)
+
+    at.engine.dispose()
+    again = House(tmp_path, CLASSES, at.fleet)
+    assert [(row.user, row.kind, row.changed_by) for row in again.service.queue.entries.waiting()] == [
+        ("bob", "interactive", None),
+        ("cyd", "batch", "admin"),
+    ]
+    assert again.start("cyd", "1", wait=True).json()["waiting"]["id"] == cyd
+    assert bob != cyd
+
+
+def test_who_is_made_more_urgent_takes_from_the_less_urgent_at_once(tmp_path: Path) -> None:
+    at = house(tmp_path)
+    tom = at.start("tom", "1").json()["session"]["id"]
+    tia = at.start("tia", "1/2", wait=True, kind="batch").json()["waiting"]["id"]
+    made = change(at, "admin", tia, kind="inference-urgent").json()
+    assert made["state"] == "placed"
+    assert {name: grant.eighths_per_card for name, grant in at.fleet.held.items()} == {tom: 4, tia: 4}
+    refused = change(at, "admin", tia, kind="batch")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "not_waiting")
+    assert at.start("tia", "1/2", wait=True).json()["session"]["kind"] == "inference-urgent"
+
+
+def test_who_may_say_who_goes_first(tmp_path: Path) -> None:
+    at = House(tmp_path, PRIORITIES, Fleet(cards=1), bob={"lab"}, ursa={"serving"})
+    bob, ursa = waits(at, "bob", "ursa")
+    assert change(at, "bob", bob, kind="batch").status_code == 403, "not oneself, unless a rule says so"
+    assert change(at, "eve", bob, kind="batch").status_code == 404
+    assert change(at, "lea", bob, kind="training").json()["changed_by"] == "lea", "she is over the lab"
+    assert change(at, "server:lea/", bob, kind="batch").status_code == 404, "a server's token is not enough"
+    at.write(PRIORITIES.replace("lea]", "lea, bob]").replace("over: {groups: [lab]}, ", ""))
+    assert change(at, "bob", bob, kind="training").json()["kind"] == "training"
+    refused = change(at, "bob", bob, kind="inference-urgent")
+    assert (refused.status_code, refused.json()["error"]["field"]) == (403, "kind")
+    assert change(at, "admin", bob, kind="inference-urgent").status_code == 200
+    at.write(CLASSES)
+    assert change(at, "ursa", ursa, kind="batch").status_code == 403, "without rules only administrators"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "kind"),
+        ({"kind": "soon"}, "kind"),
+        ({"kind": "batch", "reason": ""}, "reason"),
+        ({"kind": "batch", "reason": "x" * 256}, "reason"),
+        ({"deadline": "2020-01-01T00:00:00+00:00"}, "deadline"),
+        ({"deadline": "2100-01-01T00:00:00"}, "deadline"),
+        ({"deadline": "tomorrow"}, "deadline"),
+        ({"share": "1/2"}, "share"),
+    ],
+)
+def test_bad_changes_of_the_queue(tmp_path: Path, body: dict[str, Any], field: str) -> None:
+    at = house(tmp_path)
+    (bob,) = waits(at, "bob")
+    answer = change(at, "admin", bob, **body)
+    assert (answer.status_code, answer.json()["error"]["field"]) == (422, field)
+    assert in_line(at) == [("bob", "interactive")]
+    assert change(at, "admin", "s-none", kind="batch").status_code == 404
+
+
+def test_the_same_change_with_one_key_is_made_once(tmp_path: Path) -> None:
+    at = house(tmp_path)
+    (bob,) = waits(at, "bob")
+    once = {"headers": {"Idempotency-Key": "12345678"}, "json": {"kind": "batch", "reason": "x"}}
+    assert at.ask("admin", "PATCH", f"/queue/{bob}", **once).json()["kind"] == "batch"
+    change(at, "admin", bob, kind="training")
+    again = at.ask("admin", "PATCH", f"/queue/{bob}", **once)
+    assert (again.json()["kind"], again.headers["Idempotency-Replayed"]) == ("batch", "true")
+    assert in_line(at) == [("bob", "training")]

@@ -1,11 +1,10 @@
 import { Parser, pause } from '../events';
 import * as link from '../link';
-import { expected } from '../queue';
 import { begin } from '../spending';
 import { cardRows, offsets, rowAt, sessionRows } from '../rows';
 import { Store } from '../store';
 import type { Card, Session } from '../types';
-import { carbon, cells, energy, spoken } from '../words';
+import { expected, carbon, cells, energy, spoken } from '../words';
 import { card, session } from './samples';
 
 function filled(cards: Card[], sessions: Session[]): Store {

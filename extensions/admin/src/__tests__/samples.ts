@@ -1,4 +1,4 @@
-import type { Card, Session } from '../types';
+import type { Card, Session, Waiting } from '../types';
 
 export const GIB = 2 ** 30;
 
@@ -41,6 +41,28 @@ export function session(changes: Partial<Session> = {}): Session {
     currency: 'EUR',
     created: '2026-01-01T12:00:00+00:00',
     burst: false,
+    ...changes
+  };
+}
+
+export function waiting(changes: Partial<Waiting> = {}): Waiting {
+  return {
+    id: 's-2',
+    user: 'bob',
+    server: '',
+    state: 'waiting',
+    share: '1/2',
+    kind: 'interactive',
+    place: 2,
+    reason: 'Others hold it.',
+    waited_seconds: 60,
+    expected_low_seconds: null,
+    expected_high_seconds: null,
+    deadline: null,
+    in_time: null,
+    changed_by: null,
+    changed_reason: null,
+    changeable: true,
     ...changes
   };
 }

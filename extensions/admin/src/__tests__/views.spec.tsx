@@ -6,13 +6,13 @@ import * as acts from '../acts';
 import { Api } from '../api';
 import { Detail } from '../detail';
 import { Store } from '../store';
-import { card, session } from './samples';
+import { card, session, waiting } from './samples';
 
 const api = new Api('/services/gpuspawner/', 'x');
 const nothing = (): void => undefined;
 
 function detail(store: Store, open: { kind: 'card' | 'session' | 'node'; name: string }): string {
-  return renderToStaticMarkup(<Detail store={store} api={api} hub="/hub/" open={open} onOpen={nothing} onDone={nothing} />);
+  return renderToStaticMarkup(<Detail store={store} api={api} hub="/hub/" acts={0} open={open} onOpen={nothing} onDone={nothing} />);
 }
 
 function store(admin: boolean, cards = [card({ held: 2 })], sessions = [session()]): Store {
@@ -84,6 +84,30 @@ describe('acts', () => {
     ]);
     expect((await acts.end(recorder, session()).run('abuse', '')).undo).toBeNull();
     expect((await acts.drain(recorder, { kind: 'node', name: 'n1' }, 'n1', 3, null).run('fire', '0')).undo).toBeNull();
+  });
+  it('set class and deadline, and undo with what was before', async () => {
+    const answers = [waiting({ kind: 'batch', place: 3 }), waiting()];
+    const told: unknown[] = [];
+    const hub = {
+      change: (...given: unknown[]) => {
+        told.push(given[2]);
+        return Promise.resolve(answers.shift());
+      }
+    } as unknown as Api;
+    const before = waiting({ deadline: '2030-01-01T12:00:30+00:00' });
+    const act = acts.prioritise(hub, before);
+    await expect(act.run('why', 'interactive', before.deadline)).rejects.toThrow('Nothing is changed');
+    const done = await act.run('a talk', 'batch', null);
+    expect(done.message).toBe('bob is batch now: number 3 in the queue.');
+    await done.undo?.();
+    expect(told).toEqual([
+      { kind: 'batch', deadline: null, reason: 'a talk' },
+      { kind: 'interactive', deadline: before.deadline, reason: 'undone: a talk' }
+    ]);
+  });
+  it('cannot be undone once it has its share', async () => {
+    const hub = { change: () => Promise.resolve(waiting({ state: 'placed', place: null })) } as unknown as Api;
+    expect((await acts.prioritise(hub, waiting()).run('now', 'inference-urgent', null)).undo).toBeNull();
   });
   it('show what cannot be chosen with its reason', () => {
     const options = [
