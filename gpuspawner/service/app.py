@@ -40,6 +40,7 @@ from gpuspawner.service.sessions import SessionService
 from gpuspawner.service.tables import SessionRow
 from gpuspawner.service.tariff import Pricing
 from gpuspawner.service.waiting import routes as waiting
+from gpuspawner.service.waiting import schemas as queue_schemas
 from gpuspawner.service.waiting.entries import Entry, Wish
 from gpuspawner.service.waiting.routes import queue_routes
 from gpuspawner.service.watching import Courier, Watcher
@@ -131,7 +132,9 @@ def _router(
         return row
 
     def shown(row: SessionRow) -> schemas.Session:
-        return views.session(row, sessions.fleet, tariff, sessions.notices(row), sessions.book.view_or_none(row.user))
+        view = sessions.book.view_or_none(row.user)
+        found = views.session(row, sessions.fleet, tariff, sessions.notices(row), view)
+        return waiting.add_parking(found, row, sessions.queue.parker)
 
     @router.get("/health")
     def health() -> schemas.Health:
@@ -182,7 +185,7 @@ def _router(
         return schemas.Sessions(sessions=[shown(row) for row in rows])
 
     @router.post(
-        "/sessions", status_code=201, response_model=schemas.Started, responses={202: {"model": schemas.Waits}}
+        "/sessions", status_code=201, response_model=schemas.Started, responses={202: {"model": queue_schemas.Waits}}
     )
     def start(body: schemas.SessionRequest, caller: Caller, response: Response) -> schemas.Started | Response:
         """Start a session for a user's server, or with `wait` put it into the queue (202). Only the hub may ask."""
@@ -206,7 +209,7 @@ def _router(
         if isinstance(found, Entry):
             place = waiting.shown(sessions.queue.outlook.place(found))
             return Response(
-                schemas.Waits(waiting=place).model_dump_json(), status_code=202, media_type="application/json"
+                queue_schemas.Waits(waiting=place).model_dump_json(), status_code=202, media_type="application/json"
             )
         row, launch, new = found
         response.status_code = 201 if new else 200
@@ -243,8 +246,8 @@ def _router(
         seconds = sessions.idle.report(row.id, body.idle_seconds, by_server=by_server)
         return schemas.Idle(idle_seconds=seconds, due=sessions.idle.due(row.id))
 
-    @router.delete("/sessions/{session}", response_model=schemas.Session | schemas.Waiting)
-    def end(session: str, caller: Caller, request: Request) -> schemas.Session | schemas.Waiting:
+    @router.delete("/sessions/{session}", response_model=schemas.Session | queue_schemas.Waiting)
+    def end(session: str, caller: Caller, request: Request) -> schemas.Session | queue_schemas.Waiting:
         """End a session, its processes included. The hub and administrators only: users stop their server. One that
         waits leaves the queue; its user may say so too."""
         sessions.must_lead()

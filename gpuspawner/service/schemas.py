@@ -7,16 +7,11 @@ from typing import Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
+from gpuspawner.service.waiting.schemas import Kind, Parking, Strict
+
 Grade = Literal["kernel", "guarded", "advisory"]
 Resize = Literal["live", "restart", "none"]
-Kind = Literal["inference-urgent", "interactive", "training", "batch"]
 SessionState = Literal["starting", "running", "ending", "ended"]
-
-
-class Strict(BaseModel):
-    """A request body: unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class SessionRequest(Strict):
@@ -165,6 +160,8 @@ class Session(BaseModel):
     free_eighths: int | None = Field(
         default=None, description="of its card, held by nobody; null without a live session on one card"
     )
+    parking: Parking | None = Field(default=None, description="that it was asked to save; null where it was not")
+    park_reason: str | None = Field(default=None, description="why nobody can park it now; null where one can")
 
 
 class Activity(Strict):
@@ -205,53 +202,6 @@ class Started(BaseModel):
     session: Session
     launch: LaunchInfo | None
     pod: PodInfo | None = None
-
-
-class Waiting(BaseModel):
-    """Somebody in the queue. `id` is that of the session to be.
-
-    `expected_low_seconds` to `expected_high_seconds` is how long it will wait from when it began, as far as that is
-    known: four of five waits were within what was said. Null where it is not known.
-    """
-
-    id: str
-    user: str
-    server: str
-    state: Literal["waiting", "placed"] = Field(description="`placed`: it has its share; ask POST /sessions again")
-    share: str
-    kind: Kind
-    place: int | None = Field(description="1 is the next; null where it cannot be served at the moment")
-    reason: str
-    since: str
-    waited_seconds: float
-    expected_low_seconds: int | None
-    expected_high_seconds: int | None
-    deadline: str | None
-    in_time: bool | None = Field(description="whether the deadline can be met; null where that is not known")
-    changed_by: str | None = Field(default=None, description="who has set its class or deadline since it came")
-    changed_reason: str | None = Field(default=None, description="why")
-    changeable: bool = Field(default=False, description="whether whoever asks may set its class and deadline")
-
-
-class QueueChange(Strict):
-    """Another class or deadline for somebody who waits; what is left out stays."""
-
-    kind: Kind | None = Field(default=None, description="its class from now on")
-    deadline: AwareDatetime | None = Field(default=None, description="when it must be done; null: no deadline")
-    reason: StrictStr = Field(min_length=1, max_length=255, description="for the audit, and for whoever waits")
-
-
-class Queue(BaseModel):
-    """Who waits, the next first. `length`: how many in all, others included."""
-
-    queue: list[Waiting]
-    length: int
-
-
-class Waits(BaseModel):
-    """A start that has to wait (202)."""
-
-    waiting: Waiting
 
 
 class Resized(BaseModel):
@@ -355,21 +305,6 @@ class CordonRequest(CordonTarget):
 
     reason: StrictStr = Field(min_length=1, max_length=255)
     drain_seconds: StrictInt | None = Field(default=None, ge=0, le=7 * 86400)
-
-
-class ParkingAnswer(Strict):
-    """What a session says to its notice. `said`: what was saved where, or why it was not."""
-
-    notice: StrictStr = Field(min_length=1, max_length=32)
-    outcome: Literal["saved", "failed"]
-    said: StrictStr = Field(max_length=1000)
-
-
-class ParkingState(BaseModel):
-    """What became of a notice."""
-
-    notice: str
-    state: str
 
 
 class Holder(BaseModel):

@@ -105,6 +105,8 @@ class SessionService:
             wish = wish or Wish()
             parked = self.queue.parker.rows.parked(user, server)
             kind = self.book.kind_of(user, wish.kind) if parked is None else parked.kind
+            if parked is not None and parked.card is not None:
+                card = parked.card
             named = card
             full: NoRoom | None = None
             if not self.book.policy.open:
@@ -125,7 +127,8 @@ class SessionService:
                         self.queue.started(old.id)
                         return old, launch, False
                 self._end_and_wait(old.id, actor)
-            if not share.cards or (full is None and not self.queue.anybody):
+            at_once = full is None and not self.queue.anybody and not self.queue.parker.rests(user, server)
+            if not share.cards or at_once:
                 try:
                     return self._start_now(user, server, share, actor, card, kind, wish, burst=burst)
                 except NoRoom:

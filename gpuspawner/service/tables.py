@@ -147,8 +147,9 @@ class ParkingRow(Base):
     state: `noticed`, `saved` (it said so), `stopping` (its server is being stopped), `parked` (it waits to be started
     again); and over: `returned`, `failed` (it could not save), `silent` (it said nothing in time), `void` (nobody
     needed its room any more, or it ended), `given_up` (its user did not want to wait). `share` is what it asked for,
-    `since_ms` when it first began to wait. `wanted_by`: the session for which it was. `said`: what was saved where, or
-    why not. `options`: with which its server is started again, JSON.
+    `since_ms` when it first began to wait. `wanted_by`: the session for which it was, `budget`, or
+    `admin`: that was `asked_by`, and `why`. `said`: what was saved where, or why not. `options`: with which its server
+    is started again, JSON; `back_ms`: not before that; `card`: on that one alone.
     """
 
     __tablename__ = "parkings"
@@ -166,6 +167,10 @@ class ParkingRow(Base):
     due_ms: Mapped[int] = mapped_column(BigInteger)
     said: Mapped[str | None] = mapped_column(Text, default=None)
     options: Mapped[str | None] = mapped_column(Text, default=None)
+    asked_by: Mapped[str | None] = mapped_column(String(255), default=None)
+    why: Mapped[str | None] = mapped_column(Text, default=None)
+    back_ms: Mapped[int | None] = mapped_column(BigInteger, default=None)
+    card: Mapped[str | None] = mapped_column(String(96), default=None)
 
 
 class WaitRow(Base):

@@ -3,8 +3,8 @@
 import * as format from '../../lab/src/format';
 import { Act, Done, local } from './act';
 import type { Api } from './api';
-import { Cordon, KINDS, Option, Session, Waiting } from './types';
-import { moment, whose } from './words';
+import { CardPlace, Cordon, KINDS, Option, Parking, Session, Waiting } from './types';
+import { clock, moment, whose } from './words';
 
 interface Target {
   kind: 'card' | 'node';
@@ -177,5 +177,87 @@ export function leave(api: Api, who: Waiting): Act {
       await api.change('DELETE', `/sessions/${encodeURIComponent(who.id)}`, undefined, reason);
       return { message: `${whose(who)} does not wait any more.`, undo: null };
     }
+  };
+}
+
+/** Take back that a session is asked to save; one that is parked comes back as soon as there is room. */
+async function released(api: Api, id: string, who: { user: string; server: string }, reason: string): Promise<Done> {
+  const now = await api.change<Parking>('DELETE', `/sessions/${encodeURIComponent(id)}/park`, undefined, reason);
+  const message =
+    now.state === 'parked' ? `${whose(who)} comes back as soon as there is room.` : `${whose(who)} goes on as before.`;
+  return { message, undo: null };
+}
+
+async function parked(
+  api: Api,
+  session: Session,
+  body: { rest_minutes: number } | { card: string },
+  reason: string
+): Promise<Done> {
+  const path = `/sessions/${encodeURIComponent(session.id)}/park`;
+  const now = await api.change<Parking>('POST', path, { reason, ...body }, reason);
+  return {
+    message: `${whose(session)} is asked to save until ${clock(now.due)}, and is stopped once all is saved.`,
+    undo: () => released(api, session.id, session, `undone: ${reason}`)
+  };
+}
+
+const PARKING =
+  'Its user is told at once, and its kernels are saved. Only if all is saved it is stopped; else it runs on. It keeps its place in the queue and comes back by itself with its kernels.';
+
+export function park(api: Api, session: Session): Act {
+  return {
+    title: `Park the session of ${whose(session)}`,
+    meaning: PARKING,
+    verb: 'Park',
+    reason: true,
+    choice: {
+      label: 'It comes back',
+      name: 'rest',
+      first: '60',
+      choices: [
+        { value: '0', text: 'as soon as there is room' },
+        { value: '15', text: 'in 15 minutes, if there is room' },
+        { value: '60', text: 'in an hour, if there is room' },
+        { value: '720', text: 'in 12 hours, if there is room' }
+      ]
+    },
+    run: (reason, rest) => parked(api, session, { rest_minutes: Number(rest) }, reason)
+  };
+}
+
+/** Cards shown of those that have no place. */
+const MOST = 12;
+
+export function move(api: Api, session: Session, places: CardPlace[]): Act {
+  const there = places.filter(each => each.reason === null);
+  const others = places.filter(each => each.reason !== null).slice(0, MOST);
+  return {
+    title: `Move the session of ${whose(session)}`,
+    meaning: `${PARKING} If others have taken the place by then, it waits for it.`,
+    verb: 'Move',
+    reason: true,
+    choice: {
+      label: 'To',
+      name: 'card',
+      first: there[0]?.card ?? '',
+      choices: [...there.slice(0, 2 * MOST), ...others].map(each => ({
+        value: each.card,
+        text: `Card ${each.index} of ${each.node} · ${each.free_eighths}/8 free`,
+        why: each.reason
+      }))
+    },
+    run: (reason, card) => parked(api, session, { card }, reason)
+  };
+}
+
+export function release(api: Api, parking: Parking, who: { user: string; server: string }): Act {
+  const back = parking.state === 'parked';
+  return {
+    title: back ? `Let ${whose(who)} come back` : `Take back that ${whose(who)} is parked`,
+    meaning: back ? 'It starts as soon as there is room.' : 'The notice is void, and it goes on as before.',
+    verb: back ? 'Let it back' : 'Take it back',
+    reason: true,
+    run: reason => released(api, parking.session, who, reason)
   };
 }

@@ -7,14 +7,14 @@ import * as format from '../../lab/src/format';
 import { Act, ActForm, Done } from './act';
 import * as acts from './acts';
 import type { Api } from './api';
-import { useAsked } from './asked';
+import { useAsked, useFresh } from './asked';
 import { Button, Fact } from './facts';
 import type { Open } from './link';
 import { where } from './sessions';
 import type { Store } from './store';
-import type { Card, CostReport, Option, Session } from './types';
+import type { Card, CardPlace, CostReport, FullSession, Parking, Session } from './types';
 import { WaitingDetail } from './waiting';
-import { cardName, cells, held, HEALTH, moment, spoken, whose } from './words';
+import { cardName, cells, held, HEALTH, moment, spoken, stateOf, whose } from './words';
 
 interface Around {
   store: Store;
@@ -263,11 +263,10 @@ function SessionDetail(props: Around & { session: Session; setAct: (act: Act) =>
   const { session, store, api } = props;
   const admin = store.hello?.admin ?? false;
   const card = session.cards[0] === undefined ? undefined : store.cards.get(session.cards[0]);
-  const [asked] = useAsked<{ options: Option[]; notices: { code: string; message: string }[]; resizable: boolean }>(
-    api,
-    `/sessions/${encodeURIComponent(session.id)}`,
-    { at: `${session.share} ${session.state} ${card?.free} ${card?.cordon?.since}` }
-  );
+  const path = `/sessions/${encodeURIComponent(session.id)}`;
+  const at = `${session.share} ${session.state} ${session.parking} ${props.acts} ${card?.free} ${card?.cordon?.since}`;
+  const [asked, again] = useAsked<FullSession>(api, path, { at });
+  useFresh(again);
   const live = session.state === 'running' || session.state === 'starting';
   const full = asked.value;
   const fixed = !live
@@ -288,6 +287,7 @@ function SessionDetail(props: Around & { session: Session; setAct: (act: Act) =>
           {notice.message}
         </p>
       ))}
+      {full?.parking && <Missed parking={full.parking} />}
       <dl className="jp-gpu-facts">
         <Fact name="Share">{session.cards.length ? format.heldShare(session.share) : 'No card'}</Fact>
         <Fact name="Where">
@@ -308,7 +308,7 @@ function SessionDetail(props: Around & { session: Session; setAct: (act: Act) =>
         </Fact>
         <Fact name="Price">{format.price(session.price, session.currency)}</Fact>
         <Fact name="State">
-          {session.state}, started {format.ago(session.created, Date.now())}
+          {stateOf(session)}, started {format.ago(session.created, Date.now())}
         </Fact>
         <Fact name="User">
           <button
@@ -329,6 +329,7 @@ function SessionDetail(props: Around & { session: Session; setAct: (act: Act) =>
           why={fixed}
           onClick={() => full && props.setAct(acts.resize(api, session, full.options, admin))}
         />
+        {admin && full && <Parks {...props} full={full} path={path} at={at} />}
         {admin ? (
           <Button
             text="End…"
@@ -342,6 +343,48 @@ function SessionDetail(props: Around & { session: Session; setAct: (act: Act) =>
           </a>
         )}
       </div>
+    </>
+  );
+}
+
+/** That it was to be parked, and was not. */
+function Missed(props: { parking: Parking }): React.JSX.Element | null {
+  const { state, since, said } = props.parking;
+  if (state !== 'failed' && state !== 'silent') {
+    return null;
+  }
+  return (
+    <p className="jp-gpu-note">
+      Asked to save {moment(since)}, it {state === 'failed' ? `could not (${said})` : 'did not say in time that it had'}
+      , and runs on.
+    </p>
+  );
+}
+
+/** Parking and moving, and taking that back. */
+function Parks(
+  props: Around & { session: Session; full: FullSession; path: string; at: string; setAct: (act: Act) => void }
+): React.JSX.Element {
+  const { api, session, full, setAct } = props;
+  const can = full.park_reason === null;
+  const [asked] = useAsked<{ places: CardPlace[] }>(api, can ? `${props.path}/places` : null, { at: props.at });
+  const places = asked.value?.places;
+  const nowhere = places && !places.some(each => each.reason === null) ? 'No other card has a place for it.' : null;
+  const byHand = full.parking?.by ? full.parking : null;
+  return (
+    <>
+      {byHand && (byHand.state === 'noticed' || byHand.state === 'saved') ? (
+        <Button text="Take back…" onClick={() => setAct(acts.release(api, byHand, session))} />
+      ) : (
+        <Button text="Park…" why={full.park_reason} onClick={() => setAct(acts.park(api, session))} />
+      )}
+      {can && (
+        <Button
+          text="Move…"
+          why={asked.phase === 'failed' ? asked.message : (nowhere ?? (places ? null : 'Looking…'))}
+          onClick={() => places && setAct(acts.move(api, session, places))}
+        />
+      )}
     </>
   );
 }

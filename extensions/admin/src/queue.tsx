@@ -69,6 +69,7 @@ function Table(props: { waiting: Waiting[]; length: number; onOpen: (open: Open)
                 >
                   {whose(each)}
                 </button>
+                {each.parked && <span className="jp-gpu-chip">parked</span>}
               </td>
               <td>{format.heldShare(each.share)}</td>
               <td>{each.kind}</td>

@@ -8,7 +8,7 @@ import { Search, VirtualList } from './list';
 import { sessionRows } from './rows';
 import type { Store } from './store';
 import type { Card, Session } from './types';
-import { whose } from './words';
+import { stateOf, whose } from './words';
 
 export function Sessions(props: {
   store: Store;
@@ -100,7 +100,7 @@ const SessionRow = React.memo(function SessionRow(props: {
         {format.price(session.price, session.currency)}
       </span>
       <span role="gridcell" className="gpa-state">
-        {session.state}
+        {stateOf(session)}
       </span>
     </div>
   );

@@ -46,6 +46,40 @@ export interface Session {
   currency: string;
   created: string;
   burst: boolean;
+  /** Whether it was asked to save, and how far that is. */
+  parking: 'noticed' | 'saved' | 'stopping' | 'parked' | null;
+}
+
+/** A session that was asked to save, or is parked. `by`: the administrator who asked. */
+export interface Parking {
+  session: string;
+  state: 'noticed' | 'saved' | 'stopping' | 'parked' | 'failed' | 'silent' | 'void';
+  by: string | null;
+  reason: string;
+  since: string;
+  due: string;
+  said: string | null;
+  back: string | null;
+  card: string | null;
+}
+
+/** What the API says of a session besides. */
+export interface FullSession {
+  options: Option[];
+  notices: { code: string; message: string }[];
+  resizable: boolean;
+  parking: Parking | null;
+  park_reason: string | null;
+}
+
+/** A card to which a session could move; `reason`: why it cannot. */
+export interface CardPlace {
+  card: string;
+  node: string;
+  index: number;
+  model: string;
+  free_eighths: number;
+  reason: string | null;
 }
 
 export const KINDS = ['inference-urgent', 'interactive', 'training', 'batch'] as const;
@@ -67,6 +101,7 @@ export interface Waiting {
   in_time: boolean | null;
   changed_by: string | null;
   changed_reason: string | null;
+  parked: Parking | null;
   /** Whether the viewer may set class and deadline. */
   changeable: boolean;
 }

@@ -37,6 +37,11 @@ export function WaitingDetail(props: {
           Class or deadline set by {who.changed_by}: {who.changed_reason}
         </p>
       )}
+      {who.parked && (
+        <p className="jp-gpu-note">
+          Parked since {moment(who.parked.since)}. {who.parked.reason}
+        </p>
+      )}
       <dl className="jp-gpu-facts">
         <Fact name="Who">
           <button type="button" className="jp-gpu-link" onClick={() => props.onOpen({ kind: 'user', name: who.user })}>
@@ -63,6 +68,13 @@ export function WaitingDetail(props: {
           why={placed ?? (who.changeable ? null : 'Only administrators, and whom the policy allows it, say who goes first.')}
           onClick={() => props.setAct(acts.prioritise(api, who))}
         />
+        {who.parked?.by && who.parked.back && (
+          <Button
+            text="Let it back…"
+            why={placed}
+            onClick={() => who.parked && props.setAct(acts.release(api, who.parked, who))}
+          />
+        )}
         <Button text="Out of the queue…" danger why={placed} onClick={() => props.setAct(acts.leave(api, who))} />
       </div>
     </>

@@ -36,6 +36,19 @@ export function held(session: Session): string {
   return session.eighths === 8 ? 'whole card' : `${session.eighths}/8`;
 }
 
+/** What a session does, or what is done about it. */
+export function stateOf(session: Session): string {
+  switch (session.parking) {
+    case 'noticed':
+      return 'asked to save';
+    case 'saved':
+    case 'stopping':
+      return 'being parked';
+    default:
+      return session.state;
+  }
+}
+
 export function cardName(card: Card): string {
   return `Card ${card.index}`;
 }

@@ -185,6 +185,7 @@ class Board:
         if key not in prices:
             prices[key] = self._tariff.price(share, row.model)
         cards = grant.cards if grant is not None else ()
+        parking = self._service.queue.parker.rows.get(row.id)
         return {
             "id": row.id,
             "user": row.user,
@@ -200,6 +201,7 @@ class Board:
             "currency": self._tariff.currency,
             "created": views.iso(row.created_ms),
             "burst": row.burst,
+            "parking": None if parking is None else parking.state,
         }
 
 

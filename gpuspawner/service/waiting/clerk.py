@@ -25,6 +25,7 @@ from gpuspawner.service.policy.book import Book
 from gpuspawner.service.policy.budgets import Budgets
 from gpuspawner.service.store import LIVE, Asked, Store
 from gpuspawner.service.tables import SessionRow
+from gpuspawner.service.waiting import moves
 from gpuspawner.service.waiting.entries import Entries, Entry, Wish
 from gpuspawner.service.waiting.outlook import Outlook
 from gpuspawner.service.waiting.parker import Parker
@@ -294,6 +295,7 @@ class Clerk:
                     log.info("session %s waits no more: nobody asks for it", row.id)
                     self._forget(row.id, "Nobody asked for it any more.")
             self.parker.look()
+            self.parker.free_of_cards(self.entries)
             self.rules = self.parker.rules()
         if self._busy:
             self.decide()
@@ -318,7 +320,10 @@ class Clerk:
         self._unwilling = {name: until for name, until in self._unwilling.items() if until > now}
         waiting, aside = [], {}
         for row in self.entries.waiting():
-            if now - self._seen.get(row.id, 0.0) < FRESH:
+            rests = self.parker.rests(row.user, row.server)
+            if rests is not None:
+                aside[row.id] = rests
+            elif now - self._seen.get(row.id, 0.0) < FRESH:
                 try:
                     if self._house.budgets.any:
                         self._house.budgets.check(row.user)
@@ -412,6 +417,29 @@ class Clerk:
         with self.lock:
             row = self.entries.get(session.id)
             self.parker.ask_for_budget(session, self.rules, None if row is None else row.since_ms)
+
+    def asked_share(self, session: SessionRow) -> GPUShare:
+        """What a session that runs asks for; it may hold less now."""
+        row = self.entries.get(session.id)
+        return GPUShare.parse(GPUShare.parse(session.share if row is None else row.share).amount)
+
+    def park(self, session: SessionRow, by: str, why: str, rest: float = 0.0, card: str | None = None) -> Parking:
+        """An administrator has a session saved and stopped. It comes back by itself, not before `rest` seconds, and on
+        `card` alone where one is named. Raises Conflict, NotFound, Forbidden."""
+        with self.lock:
+            share = self.asked_share(session)
+            if card is not None:
+                moves.check(share, self._house.fleet, session.id, self._house.book.view(session.user), card)
+            row = self.entries.get(session.id)
+            since = None if row is None else row.since_ms
+            return self.parker.ask_by_hand(session, self.rules, share.amount, since, by, why, rest, card=card)
+
+    def release(self, session: str) -> Parking:
+        """What an administrator has asked of a session is taken back. Raises NotFound, Conflict."""
+        with self.lock:
+            row = self.parker.release(session)
+        self._wake()
+        return row
 
     def errands(self) -> None:
         """Ask the hub for what parking needs of it."""

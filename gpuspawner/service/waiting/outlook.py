@@ -123,10 +123,12 @@ class Outlook:
         if row.deadline_ms is not None and row.run_seconds is not None:
             begin = now + (self._forecasts.get(row.id, 0.0))
             in_time = begin + row.run_seconds <= row.deadline_ms / 1000
+        parked = self._clerk.parker.rows.parked(row.user, row.server)
         if row.id not in self._order:
-            return Place(row, None, self._aside.get(row.id, "A place is looked for."), waited, expected, in_time)
+            why = self._aside.get(row.id, "A place is looked for.")
+            return Place(row, None, why, waited, expected, in_time, parked)
         number, asked = self._order[row.id]
-        return Place(row, number + 1, reason_of(asked, self._states, number), waited, expected, in_time)
+        return Place(row, number + 1, reason_of(asked, self._states, number), waited, expected, in_time, parked)
 
     def would_wait(self, kind: str, share: GPUShare) -> Expected | None:
         """How long somebody would wait who came now; None where it is not known. Found out anew now and then."""

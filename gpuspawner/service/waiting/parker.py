@@ -27,6 +27,7 @@ from gpuspawner.service.policy.budgets import Budgets
 from gpuspawner.service.policy.schema import REST_MINUTES
 from gpuspawner.service.store import LIVE, Store
 from gpuspawner.service.tables import SessionRow
+from gpuspawner.service.waiting.entries import Entries
 from gpuspawner.service.waiting.parkings import Parking, Parkings
 from gpuspawner.service.waiting.servers import HubRefuses, Servers
 from gpuspawner.share import GPUShare
@@ -34,8 +35,9 @@ from gpuspawner.share import GPUShare
 log = logging.getLogger(__name__)
 
 _NEVER = float("inf")
-#: Instead of the session for which another one is parked.
-BUDGET = "budget"
+#: Instead of the session for which another one is parked. For these it is stopped as soon as it is saved.
+BUDGET, ADMIN = "budget", "admin"
+_ANYWAY = (BUDGET, ADMIN)
 #: Seconds until the hub is asked again to stop a server; and to start one that is in no queue.
 _STOP_AGAIN, _START_AGAIN = 10.0, 30.0
 _AT_ONCE = 8
@@ -104,7 +106,7 @@ class Parker:
             asked = running.asked
             rested = states.get(session) == "running" and self._rested(asked.user, asked.kind, now)
             running.can_park = row is None and rested
-            if row is None or row.wanted_by == BUDGET:
+            if row is None or row.wanted_by in _ANYWAY:
                 continue
             if row.state == "stopping" and row.wanted_by not in board.waiting:
                 continue
@@ -127,8 +129,10 @@ class Parker:
 
     # -- steps -----------------------------------------------------------------------------------------
 
-    def notify(self, session: str, wanted_by: str, seconds: float, share: str, since_ms: int | None = None) -> Parking:
-        """Give a session notice. Raises NotFound, Conflict where it has one."""
+    def notify(
+        self, session: str, wanted_by: str, seconds: float, share: str, since_ms: int | None = None, **more: Any
+    ) -> Parking:
+        """Give a session notice; `more`: other values of the row. Raises NotFound, Conflict where it has one."""
         known = self._house.store.session(session)
         if known is None or known.state not in LIVE:
             raise NotFound("This session has ended.")
@@ -147,6 +151,7 @@ class Parker:
             wanted_by=wanted_by,
             noticed_ms=now,
             due_ms=now + round(seconds * 1000),
+            **more,
         )
         self.rows.add(row)
         log.info("session %s is asked to save within %.0f s for %s", session, seconds, wanted_by)
@@ -158,6 +163,62 @@ class Parker:
         if self.rows.get(session.id) is None and self._rested(session.user, session.kind, self._clock()):
             seconds = rules.classes[session.kind].notice_seconds
             self.notify(session.id, BUDGET, seconds, session.share, since_ms)
+
+    def why_not(self, session: SessionRow) -> str | None:
+        """Why nobody can park a session by hand now; None where that can be done."""
+        if self.servers is None:
+            return "Parking is switched off here (GPUSPAWNER_PARKING)."
+        if not self._house.fleet.tells:
+            return "Servers on a cluster cannot be asked to save."
+        if session.state != "running":
+            return "It does not run yet." if session.state == "starting" else "It is ending."
+        if not json.loads(session.cards):
+            return "It holds no card."
+        row = self.rows.get(session.id)
+        return None if row is None else "It is being stopped." if row.state == "stopping" else "It has notice already."
+
+    def ask_by_hand(
+        self,
+        session: SessionRow,
+        rules: Rules,
+        share: str,
+        since_ms: int | None,
+        by: str,
+        why: str,
+        rest: float,
+        **more: Any,
+    ) -> Parking:
+        """Give a session notice because an administrator says so; it does not come back before `rest` seconds are
+        over, counted from now. Raises Conflict."""
+        reason = self.why_not(session)
+        if reason is not None:
+            raise Conflict(reason, code="cannot_park", field="session", given=session.id)
+        back = round((self._clock() + rest) * 1000) if rest else None
+        seconds = rules.classes[session.kind].notice_seconds
+        return self.notify(session.id, ADMIN, seconds, share, since_ms, asked_by=by, why=why, back_ms=back, **more)
+
+    def release(self, session: str) -> Parking:
+        """An administrator takes back what one has asked: its notice is void, or it comes back as soon as there is
+        room. Raises NotFound, Conflict."""
+        row = self.rows.get(session)
+        if row is None:
+            raise NotFound("It was not asked to save, or it is back.", field="session", given=session)
+        if row.wanted_by != ADMIN:
+            raise Conflict("No administrator has asked for it, so none can take it back.", code="not_by_hand")
+        if row.state == "stopping":
+            raise Conflict("It is being stopped. Once it is parked, it can be let back.", code="stopping")
+        if row.state == "parked":
+            self.rows.change(row, back_ms=None)
+        else:
+            self._over(row, "void")
+        return row
+
+    def rests(self, user: str, server: str) -> str | None:
+        """Why a user's server that is parked does not come back yet; None where it may."""
+        row = self.rows.parked(user, server)
+        if row is None or row.back_ms is None or self._clock() * 1000 >= row.back_ms:
+            return None
+        return f"Parked by {row.asked_by} until {_clock(row.back_ms)}: {sentence(row.why)}"
 
     def _tell(self, row: Parking) -> None:
         due = datetime.fromtimestamp(row.due_ms / 1000, UTC).isoformat(timespec="milliseconds")
@@ -203,6 +264,10 @@ class Parker:
     def look(self) -> None:
         """Take notice of what time and fleet bring."""
         now_ms = self._clock() * 1000
+        for row in self.rows.all_missed():
+            known = self._house.store.session(row.session)
+            if known is None or known.state not in LIVE:
+                self.rows.forget(row)
         for row in self.rows:
             known = self._house.store.session(row.session)
             live = known is not None and known.state in LIVE
@@ -211,7 +276,7 @@ class Parker:
                 self._next.pop(row.id, None)
             elif row.state in ("noticed", "saved") and not live:
                 self._over(row, "void")
-            elif row.state == "saved" and row.wanted_by == BUDGET:
+            elif row.state == "saved" and row.wanted_by in _ANYWAY:
                 self.rows.change(row, state="stopping")
             elif row.state == "noticed" and now_ms >= row.due_ms:
                 log.warning("session %s did not say within its time that it is saved, and runs on", row.session)
@@ -220,6 +285,20 @@ class Parker:
                 self._tell(row)
             elif row.state == "parked" and self._runs(row.user, row.server):
                 self._over(row, "returned")
+
+    def free_of_cards(self, entries: Entries) -> None:
+        """Who was to come back on a card that is out of use comes back on any."""
+        for row in self.rows:
+            if row.card is None or row.state != "parked":
+                continue
+            states = self._house.fleet.cards([row.card])
+            if states and states[0].health.state != "failed" and not states[0].cordoned:
+                continue
+            log.warning("session %s comes back on any card: %s is out of use", row.session, row.card)
+            self.rows.change(row, card=None)
+            entry = entries.of(row.user, row.server)
+            if entry is not None:
+                entries.change(entry.id, card=None)
 
     def _runs(self, user: str, server: str) -> bool:
         live = self._house.store.live(user, server)
@@ -289,11 +368,31 @@ class Parker:
             return []
         since, due = row.noticed_ms / 1000, row.due_ms / 1000
         if row.state == "noticed":
-            why = "Your budget is used up" if row.wanted_by == BUDGET else "More urgent work needs this share"
             message = (
-                f"{why}. Save your work: what is in memory is being saved too. If that "
-                "succeeds your server is stopped, keeps its place in the queue, and is started again by itself."
+                f"{reason_for(row)} Save your work: what is in memory is being saved too. If that succeeds your server "
+                f"is stopped, keeps its place in the queue, and is started again by itself{_when(row)}."
             )
             return [Notice("parking", message, since, due)]
         message = f"Saved ({row.said}). Your server is stopped, keeps its place in the queue, and comes back by itself."
         return [Notice("parking", message, since)]
+
+
+def sentence(text: str | None) -> str:
+    """Somebody's words with one full stop at their end."""
+    return f"{(text or '').strip().rstrip('.')}."
+
+
+def reason_for(row: Parking) -> str:
+    """Why a session is parked, in a sentence."""
+    if row.wanted_by == ADMIN:
+        return f"{row.asked_by} parks this session: {sentence(row.why)}"
+    return "Your budget is used up." if row.wanted_by == BUDGET else "More urgent work needs this share."
+
+
+def _when(row: Parking) -> str:
+    where = " on another card" if row.card is not None else ""
+    return where if row.back_ms is None else f"{where}, not before {_clock(row.back_ms)}"
+
+
+def _clock(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%H:%M UTC")

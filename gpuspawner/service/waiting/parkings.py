@@ -13,6 +13,8 @@ from gpuspawner.service.tables import ParkingRow
 _PARKINGS = cast(Table, ParkingRow.__table__)
 #: States in which something is still to be done.
 OPEN = ("noticed", "saved", "stopping", "parked")
+#: States of those that are over and went on, though they were to be parked.
+MISSED = ("failed", "silent")
 #: For how long what is over is remembered, seconds.
 KEPT = 86400.0
 
@@ -34,6 +36,10 @@ class Parking:
     due_ms: int
     said: str | None = None
     options: str | None = None
+    asked_by: str | None = None
+    why: str | None = None
+    back_ms: int | None = None
+    card: str | None = None
 
 
 class Parkings:
@@ -42,6 +48,9 @@ class Parkings:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._open: dict[str, Parking] = {}
+        self._parked: dict[tuple[str, str], Parking] = {}
+        #: Of sessions that did not save, the latest notice.
+        self._missed: dict[str, Parking] = {}
         #: When each user was last given a notice, and when the newest notice was given, milliseconds.
         self.last_notice: dict[str, int] = {}
         self.newest_ms = 0
@@ -49,12 +58,26 @@ class Parkings:
     def recall(self) -> None:
         """Read what an earlier service left."""
         self._open.clear()
+        self._parked.clear()
+        self._missed.clear()
         with self._engine.connect() as connection:
             for found in connection.execute(select(_PARKINGS).order_by(_PARKINGS.c.noticed_ms)):
                 row = Parking(**found._mapping)
                 self._note(row)
-                if row.state in OPEN:
-                    self._open[row.session] = row
+                self._sort(row)
+
+    def _sort(self, row: Parking) -> None:
+        self._missed.pop(row.session, None)
+        if row.state in OPEN:
+            self._open[row.session] = row
+        else:
+            self._open.pop(row.session, None)
+        if row.state == "parked":
+            self._parked[row.user, row.server] = row
+        elif self._parked.get((row.user, row.server)) is row:
+            del self._parked[row.user, row.server]
+        if row.state in MISSED:
+            self._missed[row.session] = row
 
     def _note(self, row: Parking) -> None:
         self.last_notice[row.user] = max(row.noticed_ms, self.last_notice.get(row.user, 0))
@@ -72,7 +95,19 @@ class Parkings:
 
     def parked(self, user: str, server: str) -> Parking | None:
         """A user's server that is parked."""
-        return next((row for row in self if row.state == "parked" and (row.user, row.server) == (user, server)), None)
+        return self._parked.get((user, server))
+
+    def missed(self, session: str) -> Parking | None:
+        """The latest notice of a session that could not save, or said nothing in time."""
+        return self._missed.get(session)
+
+    def all_missed(self) -> list[Parking]:
+        """Those of all sessions."""
+        return list(self._missed.values())
+
+    def forget(self, row: Parking) -> None:
+        """Its session is over, so nobody asks what it has missed."""
+        self._missed.pop(row.session, None)
 
     def add(self, row: Parking) -> None:
         """A notice is about to be given."""
@@ -81,7 +116,7 @@ class Parkings:
             over = _PARKINGS.c.state.not_in(OPEN) & (_PARKINGS.c.noticed_ms < old)
             connection.execute(delete(_PARKINGS).where(over))
             connection.execute(insert(_PARKINGS), {each.name: getattr(row, each.name) for each in fields(row)})
-        self._open[row.session] = row
+        self._sort(row)
         self._note(row)
 
     def change(self, row: Parking, **values: Any) -> None:
@@ -90,5 +125,4 @@ class Parkings:
             connection.execute(update(_PARKINGS).where(_PARKINGS.c.id == row.id).values(**values))
         for name, value in values.items():
             setattr(row, name, value)
-        if row.state not in OPEN:
-            self._open.pop(row.session, None)
+        self._sort(row)

@@ -7,17 +7,22 @@ from typing import Annotated, Any, cast
 from fastapi import APIRouter, Depends, Query, Request
 
 from gpuspawner.errors import InvalidInput, NotAllowed, NotFound
-from gpuspawner.service import schemas
 from gpuspawner.service.auth import Authenticator, Principal, signed_in
+from gpuspawner.service.cordons import THIS_MACHINE
+from gpuspawner.service.schemas import Session
 from gpuspawner.service.sessions import SessionService
 from gpuspawner.service.store import LIVE
+from gpuspawner.service.tables import SessionRow
 from gpuspawner.service.views import iso
+from gpuspawner.service.waiting import moves, schemas
 from gpuspawner.service.waiting.entries import Entry
+from gpuspawner.service.waiting.parker import Parker, reason_for
+from gpuspawner.service.waiting.parkings import Parking
 from gpuspawner.service.waiting.telling import Place
 
 
 def queue_routes(sessions: SessionService, authenticator: Authenticator) -> APIRouter:
-    """GET /queue, GET and PATCH /queue/ID, PUT /sessions/ID/parking."""
+    """The queue, and of a session /parking, /park and /places."""
     router = APIRouter()
     Caller = Annotated[Principal, Depends(signed_in(authenticator))]
 
@@ -95,6 +100,50 @@ def queue_routes(sessions: SessionService, authenticator: Authenticator) -> APIR
             return told(caller, Place(row, None, "It has its share.", 0.0))
         return told(caller, sessions.queue.outlook.place(row))
 
+    def for_admin(caller: Principal, session: str) -> SessionRow:
+        row = sessions.store.session(session) if len(session) <= 32 else None
+        if row is None or not sessions.book.may(caller, "read", row.user, row.server):
+            raise NotFound("There is no such session, or you may not see it.", field="session", given=session)
+        if not caller.may("admin", row.user, row.server):
+            raise NotAllowed("Only administrators park and move sessions.")
+        return row
+
+    @router.post("/sessions/{session}/park", status_code=202)
+    def park(session: str, body: schemas.ParkRequest, caller: Caller) -> schemas.Parking:
+        """Ask a session to save, stop it once it has said that it is saved, and let it come back by itself: not before
+        `rest_minutes`, and on `card`, where one is named. Administrators only."""
+        row = for_admin(caller, session)
+        sessions.must_lead()
+        found = sessions.queue.park(row, caller.name, body.reason, 60.0 * body.rest_minutes, body.card)
+        return parking_shown(found)
+
+    @router.delete("/sessions/{session}/park")
+    def release(session: str, caller: Caller) -> schemas.Parking:
+        """Take that back: the notice is void, or what is parked comes back as soon as there is room. Administrators."""
+        row = for_admin(caller, session)
+        sessions.must_lead()
+        return parking_shown(sessions.queue.release(row.id))
+
+    @router.get("/sessions/{session}/places")
+    def places(session: str, caller: Caller) -> schemas.CardPlaces:
+        """To which cards a session could move, and why not to the others. Administrators only."""
+        row = for_admin(caller, session)
+        view, grant = sessions.book.view(row.user), sessions.fleet.grant(row.id)
+        found = moves.places(sessions.queue.asked_share(row), grant, view, sessions.fleet.cards())
+        return schemas.CardPlaces(
+            places=[
+                schemas.CardPlace(
+                    card=state.card.uuid,
+                    node=state.node or THIS_MACHINE,
+                    index=state.card.index,
+                    model=state.card.model,
+                    free_eighths=state.free_eighths,
+                    reason=reason,
+                )
+                for state, reason in found
+            ]
+        )
+
     @router.put("/sessions/{session}/parking")
     def answer(session: str, body: schemas.ParkingAnswer, caller: Caller) -> schemas.ParkingState:
         """What a session says to the notice that it was given: that it is saved, or why it is not."""
@@ -106,6 +155,29 @@ def queue_routes(sessions: SessionService, authenticator: Authenticator) -> APIR
         return schemas.ParkingState(notice=found.id, state=found.state)
 
     return router
+
+
+def parking_shown(row: Parking) -> schemas.Parking:
+    """What is under way with a session that was asked to save, as the API shows it."""
+    return schemas.Parking(
+        session=row.session,
+        state=cast(Any, row.state),
+        by=row.asked_by,
+        reason=reason_for(row),
+        since=iso(row.noticed_ms),
+        due=iso(row.due_ms),
+        said=row.said,
+        back=None if row.back_ms is None else iso(row.back_ms),
+        card=row.card,
+    )
+
+
+def add_parking(shown: Session, row: SessionRow, parker: Parker) -> Session:
+    """The same with what is under way with it."""
+    parking = parker.rows.get(row.id) or parker.rows.missed(row.id)
+    shown.parking = None if parking is None else parking_shown(parking)
+    shown.park_reason = parker.why_not(row)
+    return shown
 
 
 def due(deadline: datetime | None) -> int | None:
@@ -136,6 +208,7 @@ def shown(place: Place) -> schemas.Waiting:
         expected_high_seconds=None if expected is None else round(expected.high),
         deadline=None if row.deadline_ms is None else iso(row.deadline_ms),
         in_time=place.in_time,
+        parked=None if place.parked is None else parking_shown(place.parked),
         changed_by=row.changed_by,
         changed_reason=row.changed_why,
     )

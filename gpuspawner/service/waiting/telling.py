@@ -11,11 +11,13 @@ from gpuspawner.fleet.placement import no_room_reason, place
 from gpuspawner.queue import Waiting
 from gpuspawner.queue.forecast import Expected
 from gpuspawner.service.waiting.entries import Entry
+from gpuspawner.service.waiting.parkings import Parking
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where somebody stands: `place` counts from 1; `expected` is None where it is not known."""
+    """Where somebody stands: `place` counts from 1; `expected` is None where it is not known. `parked`: of one that ran
+    before."""
 
     row: Entry
     place: int | None
@@ -23,6 +25,7 @@ class Place:
     waited: float
     expected: Expected | None = None
     in_time: bool | None = None
+    parked: Parking | None = None
 
 
 class Steady:

@@ -130,3 +130,23 @@ def test_who_cannot_save_is_not_stopped(hub: Hub) -> None:
         finally:
             put(hub.stack, "tia", "go", "")
             computes.join()
+
+
+def test_an_administrator_parks_a_session_and_it_comes_back_where_it_was_with_its_state(hub: Hub) -> None:
+    with hub.user("tom") as tom, hub.stack.service() as service:
+        first = tom.start({"share": "1/4"})
+        kernel = with_runtime(tom)
+        assert kernel("kept = 41\nprint(kept + 1)") == "42\n"
+        until(lambda: states(hub, "tom") == ["running"], LONG, "the session to run")
+        asked = service.post(f"/sessions/{first['id']}/park", json={"reason": "a new fan", "rest_minutes": 720})
+        assert asked.status_code == 202, asked.text
+        until(lambda: [each for each in hub.queue() if each["user"] == "tom"], LONG, "tom to wait")
+        (waits,) = until(
+            lambda: [each for each in hub.queue() if each["reason"].startswith("Parked by hub until")], LONG, "the rest"
+        )
+        assert (waits["place"], waits["parked"]["session"]) == (None, first["id"])
+        assert hub.sessions("tom") == [], "the whole card is free, and it rests"
+        assert service.delete(f"/sessions/{first['id']}/park").json()["back"] is None
+        until(lambda: tom.server().get("ready"), LONG, "the server to come back")
+        assert tom.session()["id"] == waits["id"]
+        assert until(lambda: back(kernel, "print(kept)"), LONG, "its kernel") == "41\n"

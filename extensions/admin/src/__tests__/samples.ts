@@ -41,6 +41,7 @@ export function session(changes: Partial<Session> = {}): Session {
     currency: 'EUR',
     created: '2026-01-01T12:00:00+00:00',
     burst: false,
+    parking: null,
     ...changes
   };
 }
@@ -62,6 +63,7 @@ export function waiting(changes: Partial<Waiting> = {}): Waiting {
     in_time: null,
     changed_by: null,
     changed_reason: null,
+    parked: null,
     changeable: true,
     ...changes
   };
