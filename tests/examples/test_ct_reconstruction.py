@@ -57,7 +57,7 @@ def test_the_middle_slice_of_a_cone_is_right() -> None:
     middle = size.grid.voxels[0] // 2
     assert quality(found[middle], truth[middle]).ssim > 0.95
     # in the middle of heart and lung, away from edges
-    for x, y in ((6.0, 20.0), (78.0, 0.0)):
+    for x, y in ((6.0, -20.0), (78.0, 0.0)):
         where = near(size.grid, torch.tensor([[x, y, 0.0]]), 14)
         assert float(found[where].mean()) == pytest.approx(float(truth[where].mean()), rel=0.03)
 
@@ -121,4 +121,4 @@ def test_phases_show_the_tumour_that_all_views_together_smear(taken: Scan) -> No
         assert rmse(prior, truth, around) > factor * rmse(found, truth, around)
         assert rmse(found, truth) < rmse(prior, truth), "nor is the rest of the chest worse"
     way = centre_of(out, size.grid, around, 0.0125) - centre_of(drawn, size.grid, around, 0.0125)
-    assert float(way[2]) == pytest.approx(16, abs=4), "mm towards the feet"
+    assert float(way[2]) == pytest.approx(16, abs=5.3), "mm towards the feet, to half a voxel"

@@ -40,7 +40,7 @@ def ramp(samples: int, pitch: float, window: Window = "ram-lak", device: torch.d
 
 
 def filtered(projections: torch.Tensor, pitch: float, window: Window = "ram-lak") -> torch.Tensor:
-    """Projections (views, rows, columns), filtered along the columns."""
+    """Projections (…, columns), filtered along the columns."""
     columns = projections.shape[-1]
     samples = 2 ** math.ceil(math.log2(2 * columns))  # a convolution must not come back at the other end
     response = ramp(samples, pitch, window, projections.device)
@@ -80,8 +80,6 @@ def fdk(
     far, near = beam.source_to_detector, beam.source_to_axis
     u, v = beam.columns_at(device)[None, :], beam.rows_at(device)[:, None]
     slant = far / (far**2 + u**2 + v**2).sqrt()
-    # filtered as if the detector stood on the axis, where its pitch is smaller
-    ready = filtered(projections * slant, beam.pitch * near / far, window)
     volume = grid.zeros(device)
     z = grid.axis(0, device)[:, None, None]
     x, y = grid.axis(2, device)[None, :], grid.axis(1, device)[:, None]
@@ -91,8 +89,10 @@ def fdk(
         away = near - x * math.cos(angle) - y * math.sin(angle)  # from the source, along the central ray
         where[0, ..., 0] = (y * math.cos(angle) - x * math.sin(angle)) * (far * scale_u) / away
         where[0, ..., 1] = z * (far * scale_v) / away
+        # filtered as if the detector stood on the axis, where its pitch is smaller
+        ready = filtered(projections[view] * slant, beam.pitch * near / far, window)
         flat = where.view(1, grid.voxels[0] * grid.voxels[1], grid.voxels[2], 2)
-        sampled = torch.nn.functional.grid_sample(ready[view][None, None], flat, align_corners=True)
+        sampled = torch.nn.functional.grid_sample(ready[None, None], flat, align_corners=True)
         volume += sampled.view(grid.voxels) * (float(spans[view]) / 2 * (near / away) ** 2)
     return volume
 

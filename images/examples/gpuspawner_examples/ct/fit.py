@@ -46,7 +46,7 @@ class Size:
         """Most memory that scan and reconstruction hold at once, in bytes.
 
         Counted: the volumes of all phases twice (stacking them holds both), twelve of one volume (prior, weights of
-        four subsets of the eight of the prior, and what lowering the variation needs), the projections four times, and
+        four subsets, and what lowering the variation needs), the projections four times, and
         for one view the places at which its rays cross the planes, five times.
         """
         depth, _, edge = self.grid.voxels

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from gpuspawner_examples.ct.geometry import ConeBeam, Grid, ParallelBeam
+from gpuspawner_examples.ct.geometry import ConeBeam, Grid, ParallelBeam, part
 
 # A. C. Kak, M. Slaney, Principles of Computerized Tomographic Imaging (IEEE Press 1988), section 3.3, the ellipsoids of
 # the head phantom of L. A. Shepp and B. F. Logan in three dimensions: centre x, y, z; half axes; degrees around z.
@@ -27,8 +27,10 @@ _HEAD = (
 )
 
 #: How far a breath moves the tumour, in mm along x, y, z: towards the spine and towards the feet.
-_TUMOUR_WAY = (0.0, -5.0, -16.0)
+_TUMOUR_WAY = (0.0, 5.0, -16.0)
 _TUMOUR_RADIUS = 13.0
+#: Rays with their directions take many times what their integrals take.
+_VIEWS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +78,15 @@ class Ellipsoids:
         """
         if self.moments not in (1, len(beam.angles)):
             raise ValueError(f"The body has {self.moments} moments: it must have one, or one for each view.")
-        sources, directions = beam.rays(device)
-        return self._along(sources, directions)
+        found = []
+        for views in torch.arange(len(beam.angles)).split(_VIEWS_AT_ONCE):
+            body = (
+                self
+                if self.moments == 1
+                else replace(self, centres=self.centres[views], half_axes=self.half_axes[views])
+            )
+            found.append(body._along(*part(beam, views).rays(device)))
+        return torch.cat(found)
 
     def parallel_integrals(self, beam: ParallelBeam, height: float = 0.0) -> torch.Tensor:
         """The exact projections (views, columns) of the plane at z = `height` mm."""
@@ -126,20 +135,21 @@ def thorax(phase: torch.Tensor | float = 0.0) -> Ellipsoids:
     """A chest that breathes, with a tumour low in its right lung, at one or several phases of the breath (0 to 1).
 
     Attenuation is about that of tissues at 70 keV (water 0.0193 / mm, J. H. Hubbell, S. M. Seltzer, NIST XCOM); sizes
-    are those of a slim adult, shortened along z, so that it ends within the cone. The tumour lags behind the lung on
+    are those of a slim adult, shortened along z, so that it ends within the cone. x is to the patient's left, y to the
+    back, z to the head, as DICOM has them. The tumour lags behind the lung on
     its way towards the spine, so that its path is a loop.
     """
     phases = torch.as_tensor(phase, dtype=torch.float32).reshape(-1)
     drawn, late = depth(phases), depth(phases - 0.08)
     still = torch.zeros_like(drawn)
     lung = 62 + 9 * drawn  # half its height; its top stays where it is
-    rise = 3 * drawn  # the chest wall, towards the front
+    rise = -3 * drawn  # the chest wall, towards the front
     parts = [  # centre x, y, z; half axes; attenuation added
-        ((still, rise, still), (still + 155, 100 + rise, still + 112), 0.0193),
-        ((still - 78, rise, 82 - lung), (still + 46, 70 + rise, lung), -0.0145),
-        ((still + 78, rise, 82 - lung), (still + 46, 70 + rise, lung), -0.0145),
-        ((still + 6, 22 + rise, -4 * drawn), (still + 24, still + 32, still + 38), 0.0025),
-        ((still, still - 68, still), (still + 16, still + 18, still + 88), 0.0150),
+        ((still, rise, still), (still + 155, 100 - rise, still + 112), 0.0193),
+        ((still - 78, rise, 82 - lung), (still + 46, 70 - rise, lung), -0.0145),
+        ((still + 78, rise, 82 - lung), (still + 46, 70 - rise, lung), -0.0145),
+        ((still + 6, rise - 22, -4 * drawn), (still + 24, still + 32, still + 38), 0.0025),
+        ((still, still + 68, still), (still + 16, still + 18, still + 88), 0.0150),
         (tuple(tumour_path(phases, late).T), (still + _TUMOUR_RADIUS,) * 3, 0.0145),
     ]
     centres = torch.stack([torch.stack(tuple(centre), -1) for centre, _, _ in parts], 1)
@@ -153,7 +163,7 @@ def tumour_path(phase: torch.Tensor, late: torch.Tensor | None = None) -> torch.
     drawn = depth(phases)
     late = depth(phases - 0.08) if late is None else late
     x, y, z = _TUMOUR_WAY
-    return torch.stack((-76 + x * drawn, -12 + y * late, 4 + z * drawn), -1)
+    return torch.stack((-76 + x * drawn, 12 + y * late, 4 + z * drawn), -1)
 
 
 def _turned(vectors: torch.Tensor, angle: float) -> torch.Tensor:
