@@ -23,6 +23,7 @@ GOALS = {
     "cluster-resize-ratio": ">= 20",
     "cluster-starts": "<= 1.1 (p99)",
     "compute-share": "<= 2",
+    "ct": "<= 0.7",
     "decide": "<= 20 (p99)",
     "energy-error": "<= 1",
     "exactness": "0",

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 def in_runtime(module: str, environment: str = "tools/runtime-env") -> tuple[float, str]:
     """Value and unit by `python -m tests.bench.MODULE`, which prints them last; what it prints before is passed on."""
     python = subprocess.run([ROOT / environment], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-    paths = [str(ROOT), str(ROOT / "images/runtime"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT), str(ROOT / "images/runtime"), str(ROOT / "images/examples"), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [python, "-m", f"tests.bench.{module}"]
     last = ""

@@ -7,6 +7,8 @@ dimensions at a time that is `grid_sample`, whose backward pass is the transpose
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from gpuspawner_examples.ct.geometry import ConeBeam, Grid, ParallelBeam
@@ -28,69 +30,62 @@ def backproject(projections: torch.Tensor, grid: Grid, beam: ConeBeam | Parallel
 
 
 class _View:
-    """One view: where its rays cross the planes of the grid."""
+    """One view: where its rays cross the planes of the grid, in places of `grid_sample` (-1, 1: outermost voxels)."""
 
     def __init__(self, grid: Grid, beam: ConeBeam | ParallelBeam, number: int, device: torch.device | str) -> None:
         angle = float(beam.angles[number])
-        cosine, sine = _cosine_sine(angle)
-        # the planes are those of x, or of y: the frame is turned so that the rays cross them steeply
+        cosine, sine = math.cos(angle), math.sin(angle)
+        # the planes are those of x, or of y: whichever the rays cross more steeply
         self._along_x = abs(cosine) >= abs(sine)
-        self._slices = isinstance(beam, ParallelBeam)
         along, across = (2, 1) if self._along_x else (1, 2)
         lead, side = (cosine, sine) if self._along_x else (sine, cosine)
-        turn = 1.0 if self._along_x else -1.0  # (-sin β, cos β) has other signs for x than for y
+        # columns run along (-sin β, cos β): with `side` and against `lead`, or the other way round
+        turn = 1.0 if self._along_x else -1.0
+        self._parallel = isinstance(beam, ParallelBeam)
         planes = grid.axis(along, device)[:, None]
+        scale, scale_along, scale_up = (_scale(grid, axis) for axis in (across, along, 0))
         if isinstance(beam, ParallelBeam):
-            u = beam.offsets(device)[None, :]
-            # u·(-side', lead') + t·(lead, side) lies in the plane
-            self._weight = torch.full((1, beam.columns), grid.spacing / abs(lead), device=device)
-            where = (planes + turn * u * side) * (side / lead) + turn * u * lead
-            self._grid = _pair(where, torch.zeros_like(where), grid, across)[:, None]
+            u = beam.offsets(device)
+            self._weight = torch.full((), grid.spacing / abs(lead), device=device)
+            self._places = torch.empty((1, len(planes), len(u), 2), device=device)
+            first, second = self._places.unbind(-1) if not self._along_x else reversed(self._places.unbind(-1))
+            torch.add(planes * (scale * side / lead), u * (scale * turn / lead), out=first[0])
+            second.copy_(planes * scale_along)
             return
-        u, v = beam.columns_at(device)[None, :], beam.rows_at(device)
-        source_lead, source_side = beam.source_to_axis * lead, beam.source_to_axis * side
+        u, v = beam.columns_at(device), beam.rows_at(device)
         to_lead = -beam.source_to_detector * lead - turn * u * side
         to_side = -beam.source_to_detector * side + turn * u * lead
-        t = (planes - source_lead) / to_lead  # (planes, columns)
-        length = (to_lead**2 + to_side**2 + v[:, None] ** 2).sqrt()
-        self._weight = grid.spacing * length / to_lead.abs()
-        where = (source_side + t * to_side)[:, None, :].expand(-1, beam.rows, -1)
-        self._grid = _pair(where, t[:, None, :] * v[None, :, None], grid, across)
+        t = (planes - beam.source_to_axis * lead) / to_lead  # of the way to the detector: (planes, columns)
+        self._weight = grid.spacing * (to_lead**2 + to_side**2 + v[:, None] ** 2).sqrt() / to_lead.abs()
+        self._places = torch.empty((len(planes), len(v), len(u), 2), device=device)
+        self._places[..., 0] = (t * (to_side * scale) + beam.source_to_axis * side * scale)[:, None]
+        torch.mul(t[:, None], v[:, None] * scale_up, out=self._places[..., 1])
 
     def forward(self, volume: torch.Tensor) -> torch.Tensor:
         """(rows, columns)."""
-        planes = self._planes(volume)
-        if self._slices:
-            sampled = torch.nn.functional.grid_sample(
-                planes, self._grid.expand(len(planes), -1, -1, -1), align_corners=True
-            )
-            return sampled.sum(0)[:, 0] * self._weight
-        sampled = torch.nn.functional.grid_sample(planes, self._grid, align_corners=True)
-        summed: torch.Tensor = sampled[:, 0].sum(0)
+        sampled = torch.nn.functional.grid_sample(self._planes(volume), self._places, align_corners=True)
+        summed: torch.Tensor = sampled[0].sum(1) if self._parallel else sampled[:, 0].sum(0)
         return summed * self._weight
 
     def add_transposed(self, projection: torch.Tensor, volume: torch.Tensor) -> None:
         """Add to a volume what the transpose of `forward` makes of (rows, columns)."""
         planes = self._planes(volume)
         weighted = projection * self._weight
-        given = weighted[None, :, None] if self._slices else weighted[None, None]
+        given = weighted[None, :, None] if self._parallel else weighted[None, None]
+        shape = (len(planes), planes.shape[1], *self._places.shape[1:3])
         back, _ = torch.ops.aten.grid_sampler_2d_backward(
-            given.expand(len(planes), -1, -1, -1), planes, self._grid, _BILINEAR, _ZEROS, True, [True, False]
+            given.expand(shape), planes, self._places, _BILINEAR, _ZEROS, True, [True, False]
         )
         planes += back
 
     def _planes(self, volume: torch.Tensor) -> torch.Tensor:
-        """A view of the volume as (planes, 1, z, across), or of its slices as channels: (planes, slices, 1, across)."""
+        """The volume as (planes, 1, z, across); for parallel rays, which stay in slices, as (1, slices, y, x)."""
+        if self._parallel:
+            return volume[None]
         planes = volume.permute(2, 0, 1) if self._along_x else volume.permute(1, 0, 2)
-        return planes[:, :, None] if self._slices else planes[:, None]
+        return planes[:, None]
 
 
-def _cosine_sine(angle: float) -> tuple[float, float]:
-    pair = torch.polar(torch.ones((), dtype=torch.float64), torch.tensor(angle, dtype=torch.float64))
-    return float(pair.real), float(pair.imag)
-
-
-def _pair(across: torch.Tensor, up: torch.Tensor, grid: Grid, axis: int) -> torch.Tensor:
-    """Positions in mm as `grid_sample` takes them: -1 and 1 are the centres of the outermost voxels."""
-    scale = [2 / (max(count - 1, 1) * grid.spacing) for count in (grid.voxels[axis], grid.voxels[0])]
-    return torch.stack((across * scale[0], up * scale[1]), dim=-1)
+def _scale(grid: Grid, axis: int) -> float:
+    """From mm to places."""
+    return 2 / (max(grid.voxels[axis] - 1, 1) * grid.spacing)
