@@ -134,6 +134,7 @@ def _router(
     def shown(row: SessionRow) -> schemas.Session:
         view = sessions.book.view_or_none(row.user)
         found = views.session(row, sessions.fleet, tariff, sessions.notices(row), view)
+        views.no_growth(found, sessions.budgets.why_not(row.user))
         return waiting.add_parking(found, row, sessions.queue.parker)
 
     @router.get("/health")
@@ -159,6 +160,7 @@ def _router(
             return sessions.queue.outlook.would_wait(kind, share)
 
         found = views.offers(sessions.fleet, tariff, view, choose_card, burst, would_wait)
+        views.no_start(found, None if whose is None else sessions.budgets.why_not(whose))
         found.policy_problem = book.source.problem if caller.may("admin") else None
         return found
 

@@ -168,6 +168,23 @@ def session(
     )
 
 
+def no_growth(session: schemas.Session, why: str | None) -> schemas.Session:
+    """The same session where its user may have no more than it holds, and why."""
+    for option in session.options if why is not None else ():
+        if option.available and GPUShare.parse(option.share).eighths > session.eighths:
+            option.available, option.reason = False, why
+    return session
+
+
+def no_start(offers: schemas.Offers, why: str | None) -> schemas.Offers:
+    """The same offers to somebody who may start nothing with a card, and why."""
+    for offer in offers.offers if why is not None else ():
+        offer.available = offer.allowed = offer.can_wait = offer.default = False
+        offer.free_places, offer.reason = 0, why
+        offer.expected_wait_low_seconds = offer.expected_wait_seconds = None
+    return offers
+
+
 def started(session: schemas.Session, launch: Launch | PodLaunch) -> schemas.Started:
     """A new session and how to start it."""
     if isinstance(launch, PodLaunch):

@@ -177,7 +177,8 @@ def render(
             if (group := list(same))
         ],
         several=[offer for offer in shown if offer["cards"] > 1],
-        full=bool(offers) and not any(offer["available"] for offer in offers),
+        # what somebody may not have at all is not taken by others
+        full=any(offer.get("allowed", True) for offer in offers) and not any(offer["available"] for offer in offers),
         no_card=no_card,
         no_card_chosen=value == "none",
         no_card_reason=no_card_reason,

@@ -108,6 +108,9 @@ async def _default_choice(service: ServiceClient, user: str, default_share: str,
     for offer in free:
         if offer["share"] == wanted.amount and wanted.model in (None, offer["model"]):
             return wanted
+    refused = next((offer["reason"] for offer in offers if not offer.get("allowed", True)), None)
+    if refused and not any(offer.get("allowed", True) for offer in offers):
+        raise Refused(403, refused, code="policy")
     if not free and taken:
         return wanted
     if not free:

@@ -14,7 +14,7 @@ import { where } from './sessions';
 import type { Store } from './store';
 import type { Card, CardPlace, CostReport, FullSession, Parking, Session } from './types';
 import { WaitingDetail } from './waiting';
-import { cardName, cells, held, HEALTH, moment, spoken, stateOf, whose } from './words';
+import { cardName, cells, held, HEALTH, moment, sentence, spoken, stateOf, whose } from './words';
 
 interface Around {
   store: Store;
@@ -202,7 +202,7 @@ function Closing(props: {
     <div className="gpa-closing">
       {cordon && (
         <p className="jp-gpu-note">
-          Out of use since {moment(cordon.since)}, by {cordon.by}: {cordon.reason}
+          Out of use since {moment(cordon.since)}, by {cordon.by}: {sentence(cordon.reason)}
           {cordon.ends && ` Its sessions end ${format.due(cordon.ends, Date.now()) ?? 'soon'}.`}
         </p>
       )}

@@ -68,7 +68,7 @@ function Table(props: { waiting: Waiting[]; length: number; onOpen: (open: Open)
                   onClick={() => props.onOpen({ kind: 'waiting', name: each.id })}
                 >
                   {whose(each)}
-                </button>
+                </button>{' '}
                 {each.parked && <span className="jp-gpu-chip">parked</span>}
               </td>
               <td>{format.heldShare(each.share)}</td>

@@ -36,6 +36,11 @@ export function held(session: Session): string {
   return session.eighths === 8 ? 'whole card' : `${session.eighths}/8`;
 }
 
+/** Somebody's words with one full stop at their end. */
+export function sentence(text: string): string {
+  return `${text.trim().replace(/\.$/, '')}.`;
+}
+
 /** What a session does, or what is done about it. */
 export function stateOf(session: Session): string {
   switch (session.parking) {

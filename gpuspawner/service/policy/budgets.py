@@ -14,7 +14,7 @@ from datetime import datetime
 
 from sqlalchemy import Engine
 
-from gpuspawner.errors import NotAllowed
+from gpuspawner.errors import NotAllowed, Unavailable
 from gpuspawner.fleet.base import Notice
 from gpuspawner.service.ledger.report import month_of
 from gpuspawner.service.ledger.sums import HOUR, Total, totals
@@ -116,6 +116,18 @@ class Budgets:
                 message = f"The budget {account.budget.name!r} of {account.whose} is used up: {said}."
                 raise OverBudget(message, field="budget")
 
+    def why_not(self, user: str) -> str | None:
+        """Why a user may start and grow nothing; None where they may, and where the hub does not say who they are."""
+        if not self.any:
+            return None
+        try:
+            self.check(user)
+        except OverBudget as error:
+            return error.message
+        except Unavailable:
+            return None
+        return None
+
     def notices(self, user: str) -> list[Notice]:
         """What a user should know of their budgets. Raises Unavailable."""
         found = []
@@ -129,8 +141,12 @@ class Budgets:
             if percent >= 100:
                 since = self.over_since.get((account.budget.name, account.whose), now)
                 deadline = since + account.budget.grace_minutes * 60
-                message = f"{said} are used: nothing starts or grows, and what runs is then shrunk to 1/8 of its card."
-                found.append(Notice("budget_used", message, since, deadline))
+                late = now >= deadline
+                then = (
+                    "what runs is shrunk to 1/8 of its card" if late else "what runs is then shrunk to 1/8 of its card"
+                )
+                message = f"{said} are used: nothing starts or grows, and {then}."
+                found.append(Notice("budget_used", message, since, None if late else deadline))
             elif (level := max((level for level in account.budget.warn if percent >= level), default=None)) is not None:
                 found.append(Notice("budget", f"{said} are used, more than {level} %.", now))
         return found

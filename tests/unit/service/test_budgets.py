@@ -65,11 +65,21 @@ def test_a_groups_hours(tmp_path: Path, clock: Time) -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "budget")
     assert "'course' of course is used up: 9.5 eighth-hours of 8" in refused.json()["error"]["message"]
     assert codes(house, "ann") == ["budget_used"]
+    offers = house.ask("bob", "GET", "/offers").json()["offers"]
+    assert not any(offer["available"] or offer["allowed"] or offer["can_wait"] for offer in offers)
+    assert {offer["reason"] for offer in offers} == {refused.json()["error"]["message"]}
+    assert any(offer["available"] for offer in house.ask("eve", "GET", "/offers").json()["offers"])
+    (bobs,) = house.ask("bob", "GET", "/sessions").json()["sessions"]
+    options = {option["share"]: option for option in bobs["options"]}
+    assert options["1/8"]["available"], "what it has, it may have"
+    assert (options["1/4"]["available"], options["1/4"]["reason"]) == (False, refused.json()["error"]["message"])
     assert house.start("eve", "1/8").status_code == 201, "not of the course"
     assert house.start("ann", "none", server="reading").status_code == 201, "that uses nothing"
     assert house.fleet.held[ann].eighths_per_card == 8, "within the grace"
     clock.go(house, 11)
     assert house.fleet.held[ann].eighths_per_card == 1
+    (told,) = house.ask("ann", "GET", f"/sessions/{ann}").json()["notices"]
+    assert told["deadline"] is None, "it is done"
     row = house.ask("ann", "GET", f"/events?session={ann}").json()["events"][0]
     assert (row["kind"], row["actor"], row["reason"]) == ("resize", "node", "the budget 'course' of course is used up")
     grown = house.ask("admin", "PATCH", f"/sessions/{ann}", json={"share": "1/4"})
