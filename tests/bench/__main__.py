@@ -52,6 +52,7 @@ GOALS = {
     "spawn": "<= 100",
     "telemetry": "<= 1",
     "urgent": "<= 500 (p99)",
+    "vehicles": ">= 20",
 }
 
 
