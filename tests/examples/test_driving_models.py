@@ -122,7 +122,7 @@ def test_drivers_accelerate_and_steer_as_highway_envs_do() -> None:
         found = lanes.follow(Driver(), near, state.target, SECONDS)
         np.testing.assert_allclose(found[0], expected, atol=1e-9)
         assert len(set(np.round(expected, 3))) > 20
-        angles = lanes.steering(ROAD, state, state.target)
+        angles = lanes.steering(ROAD, state, state.target, Driver())
         np.testing.assert_allclose(angles[0], [v.action["steering"] for v in single], atol=1e-12)
 
 

@@ -28,12 +28,13 @@ class Driver:
     time: float = 1.5  #: T, time to the vehicle in front, s
     exponent: float = 4.0  #: delta
     strongest: float = 6.0  #: at most this much is accelerated or braked, m/s²
+    crawl: float = 0.01  #: slower than this, m/s, the wheels are turned as at this speed, not further
     reverses: bool = True  #: whether who stands too near rolls back, as in highway-env; else they stand still
 
 
 #: Values of the paper's table I, for traffic in which waves grow: with its slow acceleration a small disturbance does.
 #: The paper measures d from bumper to bumper.
-TREIBER_2000 = Driver(comfortable=0.73, braking=1.67, distance=2.0, length=LENGTH, time=1.6, reverses=False)
+TREIBER_2000 = Driver(comfortable=0.73, braking=1.67, distance=2.0, length=LENGTH, time=1.6, crawl=2.0, reverses=False)
 
 
 def desired_distance(driver: Driver, speed: torch.Tensor, approach: torch.Tensor) -> torch.Tensor:

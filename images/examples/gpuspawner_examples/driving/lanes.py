@@ -24,11 +24,11 @@ _TO_SIDE, _TO_HEADING, _AHEAD, _MOST = 1 / 0.6, 1 / 0.2, 0.1, math.pi / 3
 _GAIN, _IMPOSED, _EVERY, _SLOWEST = 0.2, 2.0, 1.0, 1.0
 
 
-def steering(road: Road, vehicles: Vehicles, target: torch.Tensor) -> torch.Tensor:
+def steering(road: Road, vehicles: Vehicles, target: torch.Tensor, driver: Driver) -> torch.Tensor:
     """The steering angle (rad) that brings vehicles to the middle of lane `target` (roads, places; int64)."""
     station, offset = road.local(vehicles.x, vehicles.y)
     middle = (target * road.lane_width).to(offset.dtype)
-    speed = not_zero(vehicles.speed)
+    speed = not_zero(vehicles.speed, driver.crawl)
     ahead = station * road.stretch(middle) + vehicles.speed * _AHEAD
     to_side = -_TO_SIDE * (offset - middle)
     turn = torch.asin((to_side / speed).clamp(-1, 1)).clamp(-math.pi / 4, math.pi / 4)

@@ -177,7 +177,7 @@ def move(road: Road, driver: Driver, state: Vehicles, seconds: float, lane_chang
     if lane_changes:
         target, timer = lanes.choose(driver, near)
         state = state.with_(target=target, timer=timer)
-    steering = lanes.steering(road, state, state.target)
+    steering = lanes.steering(road, state, state.target, driver)
     acceleration = lanes.follow(driver, near, state.target, seconds)
     state = advance(state, steering, acceleration, seconds)
     return state.with_(crashed=state.crashed | boxes.collided(state))
