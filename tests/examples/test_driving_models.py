@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,15 @@ from highway_env.vehicle.kinematics import Vehicle  # noqa: E402
 
 ROAD = StraightRoad(lanes=4, length=10_000)
 SECONDS = world.SECONDS
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors this small are done sooner by one thread, above all where others compute too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def theirs(poses: np.ndarray, wishes: np.ndarray, **options: Any) -> list[Any]:

@@ -22,7 +22,7 @@ def printed(notebook: Any) -> str:
 def test_the_notebook_runs_at_small_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [str(ROOT / place) for place in ("images/runtime", "images/examples")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]))
-    small = {"vehicles": 20, "rays": 8, "drive_seconds": 2, "wave_seconds": 4, "sizes": [10, 20], "timed_steps": 2}
+    small = {"vehicles": 20, "rays": 8, "drive_seconds": 1, "wave_seconds": 4, "sizes": [10, 20], "timed_steps": 2}
     text = printed(execute(NOTEBOOK, tmp_path, **small))
     assert "20 vehicles became 80" in text
     assert "without a gap in the count" in text
