@@ -22,7 +22,7 @@ lab_src := $(shell find extensions/lab/src extensions/lab/style -type f 2>/dev/n
 page_src := $(shell find extensions/admin/src extensions/admin/style -type f -not -path '*/__tests__/*' 2>/dev/null) extensions/admin/build.mjs $(wildcard extensions/lab/src/format.ts extensions/lab/src/eighths.tsx extensions/lab/style/*.css)
 lab_py := $(shell find extensions/lab/gpuspawner_lab extensions/lab/jupyter-config -type f -not -path '*/labextension/*' -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help up runtime stop status test test-hub5 test-runtime test-quantum test-examples test-cluster soak lint docs check-c cluster images image-quantum bench setup setup-dev lock clean
+.PHONY: help up runtime stop status test test-hub5 test-runtime test-quantum test-examples test-cluster test-images soak lint docs check-c cluster images bench setup setup-dev lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
@@ -76,8 +76,11 @@ cluster: setup-dev $(STAMPS)/cluster ## run a Kubernetes cluster for tests until
 images: $(STAMPS)/proxy $(STAMPS)/lab-build $(STAMPS)/page $(STAMPS)/cluster ## build the images of the chart with buildah (IMAGES_ARGS="--base IMAGE --prefix REGISTRY/gpuspawner-")
 	@tools/images $(IMAGES_ARGS)
 
-image-quantum: ## build the notebook image with simulators of quantum circuits, on that of `make images`, and look at it
-	@tools/image-quantum
+image-%: $(STAMPS)/lab-build ## build a notebook image with buildah: base or quantum (IMAGES_ARGS as for images)
+	@tools/image $* $(IMAGES_ARGS)
+
+test-images: setup-dev $(STAMPS)/cluster image-base image-quantum ## build the notebook images and run each in a container with a share (as root)
+	@$(PY) -m pytest -q $${PYTEST_ARGS:-} tests/images
 
 docs: setup-dev ## build the documentation into build/docs, warnings as errors
 	@$(PY) -m sphinx -q -W --keep-going -b html docs build/docs
@@ -102,6 +105,11 @@ lock: $(STAMPS)/venv ## resolve the Python dependencies anew
 	$(UV) pip compile images/runtime/pyproject.toml requirements/torch.in --override requirements/torch-overrides.in --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra torch --extra test -c $(STAMPS)/same.txt --upgrade -q -o requirements/torch.txt
 	$(UV) pip compile images/runtime/pyproject.toml requirements/quantum.in --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra quantum -c $(STAMPS)/same.txt --upgrade -q -o requirements/quantum.txt
 	$(UV) pip compile images/examples/pyproject.toml images/runtime/pyproject.toml requirements/torch.in --override requirements/torch-overrides.in --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra test --extra torch -c requirements/torch.txt $$(sed -n 's/^\([a-zA-Z0-9._-]*\)==.*/--no-emit-package \1/p' requirements/torch.txt) --upgrade -q -o requirements/examples.txt
+	$(UV) pip compile images/runtime/pyproject.toml --extra quantum --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url -c requirements/quantum.txt --upgrade -q -o requirements/quantum-image.txt
+	$(UV) pip compile images/runtime/pyproject.toml requirements/base.in --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url -c $(STAMPS)/same.txt --upgrade -q -o requirements/base.txt
+	$(UV) pip compile requirements/rendering.in --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url -c requirements/torch.txt -c requirements/examples.txt -c $(STAMPS)/same.txt --upgrade -q -o requirements/rendering.txt
+	$(UV) pip compile images/runtime/pyproject.toml requirements/training.in --override requirements/training-overrides.in --extra torch --extra s3 --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url -c requirements/torch.txt -c $(STAMPS)/same.txt --upgrade -q -o requirements/training.txt
+	$(UV) pip compile requirements/sbom.in --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --upgrade -q -o requirements/sbom.txt
 
 clean: ## remove everything that set-up made here (not your notebooks: those are in the state folder)
 	rm -rf .venv $(TORCH) $(STAMPS) node_modules extensions/lab/node_modules extensions/lab/lib extensions/lab/gpuspawner_lab/labextension extensions/lab/*.tsbuildinfo gpuspawner/service/panel/static

@@ -103,13 +103,11 @@ class User:
         return Kernel(self, server)
 
 
-class Kernel:
-    """A kernel, spoken to through the proxy. What is signed in is a token, which survives restarts of the hub."""
+class ServerKernel:
+    """A kernel of the Jupyter server at `base`, spoken to with `headers`."""
 
-    def __init__(self, user: User, server: str) -> None:
-        name = quote(user.name, safe="@")  # as JupyterHub writes it
-        self.base = f"{user.hub.stack.url}/user/{name}/{server + '/' if server else ''}"
-        self.headers = {"Authorization": f"token {user.hub.stack.token(user.name)}"}
+    def __init__(self, base: str, headers: dict[str, str]) -> None:
+        self.base, self.headers = base, headers
         answer = httpx.post(f"{self.base}api/kernels", headers=self.headers, json={}, timeout=60)
         assert answer.status_code == 201, answer.text
         self.id = answer.json()["id"]
@@ -148,6 +146,15 @@ class Kernel:
             return httpx.get(f"{self.base}api/kernels/{self.id}", headers=self.headers, timeout=10).status_code == 200
         except httpx.HTTPError:
             return False
+
+
+class Kernel(ServerKernel):
+    """A kernel, spoken to through the proxy. What is signed in is a token, which survives restarts of the hub."""
+
+    def __init__(self, user: User, server: str) -> None:
+        name = quote(user.name, safe="@")  # as JupyterHub writes it
+        base = f"{user.hub.stack.url}/user/{name}/{server + '/' if server else ''}"
+        super().__init__(base, {"Authorization": f"token {user.hub.stack.token(user.name)}"})
 
 
 class Hub:
