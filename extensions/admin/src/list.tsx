@@ -4,8 +4,8 @@ import * as React from 'react';
 
 import { offsets, rowAt } from './rows';
 
-/** Pixels drawn above and below what is seen. */
-const BEYOND = 300;
+/** Pixels drawn above and below what is seen: a turn of the wheel. More is laid out with each jump. */
+const BEYOND = 120;
 
 export function VirtualList<T>(props: {
   label: string;
