@@ -94,7 +94,7 @@ bench-%: setup-dev ## run one benchmark, e.g. make bench-resize
 
 setup: $(STAMPS)/runtime $(STAMPS)/package $(STAMPS)/proxy $(STAMPS)/simulation $(STAMPS)/limits $(STAMPS)/lab $(STAMPS)/page $(STAMPS)/bytecode ## set up all that `make up` needs
 
-setup-dev: $(STAMPS)/dev setup $(STAMPS)/bytecode-dev $(STAMPS)/browser $(STAMPS)/c-checkers $(STAMPS)/postgres ## set up all that `make test` needs
+setup-dev: $(STAMPS)/dev setup $(STAMPS)/bytecode-dev $(STAMPS)/browser $(STAMPS)/c-checkers $(STAMPS)/postgres $(STAMPS)/test-programs ## set up all that `make test` needs
 
 lock: $(STAMPS)/venv ## resolve the Python dependencies anew
 	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --extra notebook --extra oauth --extra kubernetes --extra parquet --extra plots --extra postgresql --extra dev --extra docs --upgrade -q -o requirements/lock.txt
@@ -226,6 +226,10 @@ $(STAMPS)/browser: tools/browser
 
 $(STAMPS)/postgres: tools/postgres
 	@mkdir -p $(STAMPS); tools/postgres
+	@touch $@
+
+$(STAMPS)/test-programs: tools/test-programs
+	@mkdir -p $(STAMPS); tools/test-programs
 	@touch $@
 
 $(STAMPS)/cluster: tools/cluster

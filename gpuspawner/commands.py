@@ -24,6 +24,10 @@ def add(commands: Any) -> None:
     start = commands.add_parser("start", help="ask for a server with a share")
     start.add_argument("share")
     _server(start)
+    start.add_argument("--wait", action="store_true", help="wait in the queue where there is no room")
+    start.add_argument("--kind", help="the class of work: inference-urgent, interactive, training or batch")
+    start.add_argument("--run-seconds", type=float, help="how long it will run, where that is known")
+    start.add_argument("--deadline", help="when it must be done, such as 2026-12-24T18:00:00+01:00")
     resize = commands.add_parser("resize", help="change the share of a running session")
     resize.add_argument("share")
     _server(resize)
@@ -80,7 +84,9 @@ def run(given: argparse.Namespace) -> int:
         if given.command == "status":
             return _status(client, given.json)
         if given.command == "start":
-            client.start(given.share, given.server or "", given.user)
+            queue = {name: getattr(given, name) or None for name in ("wait", "kind", "run_seconds", "deadline")}
+            queue = {name: value for name, value in queue.items() if value is not None}
+            client.start(given.share, given.server or "", given.user, **queue)
             print(f"Asked for {given.share}. `gpuspawner status` shows when it runs.")
         elif given.command == "release":
             client.release(given.server or "", given.user)

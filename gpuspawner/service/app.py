@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gpuspawner import __version__
 from gpuspawner.errors import GPUSpawnerError, InvalidInput, NotAllowed, NotFound, Unavailable, shorten
 from gpuspawner.queue.forecast import Expected
+from gpuspawner.queue.rules import CLASSES
 from gpuspawner.service import schemas, views
 from gpuspawner.service.auth import Action, Authenticator, Principal, signed_in
 from gpuspawner.service.ledger.routes import ledger_routes
@@ -154,13 +155,14 @@ def _router(
             raise NotAllowed("Only administrators may see what other users are offered.")
         whose = user or caller.user
         view = View(Policy(), ()) if whose is None else book.view(whose)
-        kind = "interactive" if whose is None else book.kind_of(whose, None)
+        kind, kinds = ("interactive", CLASSES) if whose is None else book.kinds_of(whose)
 
         def would_wait(share: GPUShare) -> Expected | None:
             return sessions.queue.outlook.would_wait(kind, share)
 
         found = views.offers(sessions.fleet, tariff, view, choose_card, burst, would_wait)
         views.no_start(found, None if whose is None else sessions.budgets.why_not(whose))
+        found.kinds = [schemas.KindOffer(name=name, default=name == kind) for name in kinds]
         found.policy_problem = book.source.problem if caller.may("admin") else None
         return found
 

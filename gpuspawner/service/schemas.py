@@ -85,6 +85,13 @@ class FreeCard(BaseModel):
     health: CardHealth
 
 
+class KindOffer(BaseModel):
+    """A class of work that may be asked for."""
+
+    name: Kind
+    default: bool = Field(description="whether a start that does not say is of it")
+
+
 class Offers(BaseModel):
     """Everything that can be started here."""
 
@@ -95,6 +102,9 @@ class Offers(BaseModel):
     burst: bool = Field(description="whether a start that does not say may compute with what others leave idle")
     cards: list[FreeCard] | None = Field(description="null where nobody may choose the exact card")
     environments: list[str] | None = Field(default=None, description="which the policy allows; null: all")
+    kinds: list[KindOffer] = Field(
+        default_factory=list, description="the classes of work that may be asked for, the most urgent first"
+    )
     no_card_reason: str | None = Field(default=None, description="why no session without a card may be started")
     policy_problem: str | None = Field(
         default=None, description="for administrators: why the policy file on disk is not what is in force"

@@ -54,11 +54,11 @@ class ServiceClient:
         return await self.request("GET", "/offers", params={"user": user})
 
     async def start(
-        self, user: str, server: str, share: str, model: str | None, **more: bool | str | None
+        self, user: str, server: str, share: str, model: str | None, **more: bool | str | float | None
     ) -> tuple[Json, Json | None]:
         """A session for (user, server) and how to launch its server, on a cluster how to make its pod (POST /sessions).
-        `more`: burst, card, environment and wait, left to the service where they are None. Where it has to wait, its
-        place in the queue and None."""
+        `more`: burst, card, environment, wait, kind, run_seconds and deadline, left to the service where they are None.
+        Where it has to wait, its place in the queue and None."""
         asked: Json = {"user": user, "server": server, "share": share, "model": model}
         asked |= {key: value for key, value in more.items() if value is not None}
         try:

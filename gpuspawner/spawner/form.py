@@ -28,6 +28,13 @@ GRADES = {
     "advisory": "Shares are held for programs that play by the rules. A program that sets out to get around "
     "its limit can do so on this machine.",
 }
+#: The classes of work, for somebody who has never heard of the queue.
+KINDS = {
+    "inference-urgent": "Urgent: somebody waits for each answer. Served first",
+    "interactive": "Interactive: I work in the notebook. The usual one",
+    "training": "Training: it may be made smaller for more urgent work, and comes after it",
+    "batch": "Batch: whenever there is room. Last in line",
+}
 _ADVICE = {
     "no_room": ("Choose a smaller share.", "Or try again later: a place is free as soon as somebody stops a server."),
     "left_queue": ("Go back to the form, and choose again or wait again.",),
@@ -128,6 +135,10 @@ def merged(last: Choice, newest: Choice) -> Choice:
         card if share is None or share.cards else None,
         last.extra if newest.environment in (None, last.environment) else (),
         newest.wait if newest.wait is not None else last.wait,
+        # how long it runs and by when is said anew each time
+        newest.kind or last.kind,
+        newest.run_seconds,
+        newest.deadline,
     )
 
 
@@ -193,9 +204,14 @@ def render(
         extra=dict(chosen.extra),
         options=any(environment.options for environment in environments),
         burst=_burst(answer, chosen),
+        kinds=_kinds(answer, chosen) if waits else [],
+        run_hours="" if chosen.run_seconds is None else f"{chosen.run_seconds / 3600:g}",
+        deadline="" if chosen.deadline is None else _local(chosen.deadline),
+        zone=datetime.now().astimezone().tzname(),
         cards=[_card(card_) for card_ in answer.get("cards") or []],
         card=card,
-        opened=bool(card)
+        opened=bool(card or chosen.run_seconds or chosen.deadline)
+        or chosen.kind not in (None, *(kind["name"] for kind in answer.get("kinds") or [] if kind["default"]))
         or chosen.environment in names[1:]
         or any(offer["checked"] and offer["cards"] > 1 for offer in shown),
         simulated=bool(answer.get("simulated")),
@@ -258,6 +274,24 @@ def _burst(answer: Json, chosen: Choice) -> bool | None:
     if answer.get("burst") is None:
         return None
     return chosen.burst if chosen.burst is not None else bool(answer["burst"])
+
+
+def _kinds(answer: Json, chosen: Choice) -> list[Json]:
+    """The classes of work that may be chosen, the chosen one or else the default marked."""
+    known = answer.get("kinds") or []
+    wanted = chosen.kind if chosen.kind in {kind["name"] for kind in known} else None
+    return [
+        {
+            "name": kind["name"],
+            "title": KINDS.get(kind["name"], kind["name"]),
+            "checked": kind["name"] == wanted if wanted else kind["default"],
+        }
+        for kind in known
+    ]
+
+
+def _local(deadline: str) -> str:
+    return datetime.fromisoformat(deadline).astimezone().strftime("%Y-%m-%dT%H:%M")
 
 
 def _is_model(offer: Json, model: str | None) -> bool:

@@ -44,7 +44,8 @@ async def obtain_session(
     share = wanted.share or await _default_choice(service, user, default_share, taken=waits)
     asked = size_words(share) + (f" ({model_words(share.model)})" if share.model else "")
     steps.take("place", 10, f"Asked for {asked}.")
-    more = {"burst": wanted.burst, "card": wanted.card, "environment": environment, "wait": waits or None}
+    more: dict[str, Any] = {"burst": wanted.burst, "card": wanted.card, "environment": environment}
+    more |= {"wait": waits or None, "kind": wanted.kind, "run_seconds": wanted.run_seconds, "deadline": wanted.to_come}
     began = time.monotonic()
     try:
         while True:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from gpuspawner.errors import GPUSpawnerError, InvalidInput, shorten
 from gpuspawner.share import NONE, GPUShare
 
-KEYS = ("share", "model", "environment", "burst", "card", "wait", "profile")
+KEYS = ("share", "model", "environment", "burst", "card", "wait", "kind", "run_seconds", "deadline", "profile")
 _LONGEST_PROFILE = 200
 _ENVIRONMENT = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?\Z", re.ASCII)
+_KIND = re.compile(r"[a-z](?:[a-z-]{0,30}[a-z])?\Z", re.ASCII)
+_LONGEST_RUN = 10**8
 _CARD = re.compile(r"[A-Za-z0-9-]{1,96}\Z", re.ASCII)
 _ENVIRONMENT_ALLOWED = "lower-case letters, digits and dashes, at most 40"
 #: What JupyterHub and its pages put into the addresses of the form themselves.
@@ -20,7 +24,7 @@ _NOT_OURS = ("next", "display_name", "redirects")
 _TICKS = {"on": True, "off": False, "true": True, "false": False, "1": True, "0": False}
 
 
-_PARTS = ("share", "environment", "burst", "card", "wait")
+_PARTS = ("share", "environment", "burst", "card", "wait", "kind", "run_seconds", "deadline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,17 @@ class Choice:
     extra: tuple[tuple[str, str], ...] = ()
     #: Whether to wait in the queue where there is no room; None: as a start that says nothing, which is refused.
     wait: bool | None = None
+    #: For the queue: the class, how long it will run, and when (ISO 8601 with its offset) it must be done.
+    kind: str | None = None
+    run_seconds: float | None = None
+    deadline: str | None = None
+
+    @property
+    def to_come(self) -> str | None:
+        """The deadline, where it is not over: a choice is stored and started from again later."""
+        if self.deadline is None or datetime.fromisoformat(self.deadline) <= datetime.now(UTC):
+            return None
+        return self.deadline
 
     @property
     def options(self) -> dict[str, Any]:
@@ -45,7 +60,7 @@ class Choice:
             options["share"] = self.share.amount
             if self.share.model:
                 options["model"] = self.share.model
-        for key in ("environment", "burst", "card", "wait"):
+        for key in _PARTS[1:]:
             if (value := getattr(self, key)) is not None:
                 options[key] = value
         return options
@@ -74,7 +89,29 @@ def read_options(options: Any) -> Choice:
     if share is not None and not share.cards and (card is not None or burst):
         raise invalid("card" if card else "burst", card or burst, f"none together with the share {NONE!r}")
     environment = _text("environment", options.get("environment"), _ENVIRONMENT, _ENVIRONMENT_ALLOWED)
-    return Choice(share, environment, burst, card, wait=wait)
+    kind = _text("kind", options.get("kind"), _KIND, "the name of a class of work, such as training")
+    run, deadline = _run_seconds(options.get("run_seconds")), _deadline(options.get("deadline"))
+    return Choice(share, environment, burst, card, wait=wait, kind=kind, run_seconds=run, deadline=deadline)
+
+
+def _run_seconds(given: Any) -> float | None:
+    if given is None:
+        return None
+    if type(given) not in (int, float) or not 0 < given <= _LONGEST_RUN:
+        raise invalid("run_seconds", given, f"a number of seconds above 0, at most {_LONGEST_RUN}")
+    return float(given)
+
+
+def _deadline(given: Any) -> str | None:
+    if given is None:
+        return None
+    try:
+        read = datetime.fromisoformat(given) if type(given) is str and len(given) <= 40 else None
+    except ValueError:
+        read = None
+    if read is None or read.tzinfo is None:
+        raise invalid("deadline", given, "a time with its offset, such as 2026-12-24T18:00:00+01:00")
+    return read.isoformat()
 
 
 def _share(given: Any, model: Any) -> GPUShare | None:
@@ -103,7 +140,8 @@ def options_from_form(form: Mapping[str, list[Any]]) -> dict[str, Any]:
 
     JupyterHub's own fields, which start with an underscore, are left out, and so is what was left empty. Of a field
     given twice the newest counts: a checkbox follows a hidden field of its name that says what no tick means.
-    `several`, a number of whole cards, goes before the share that was ticked beside it.
+    `several`, a number of whole cards, goes before the share that was ticked beside it. `run_hours` becomes
+    `run_seconds`, and a `deadline` without an offset is in this machine's time.
     """
     options = {key: values[-1] for key, values in form.items() if values and not key.startswith("_")}
     options = {key: value for key, value in options.items() if value != ""}
@@ -113,6 +151,7 @@ def options_from_form(form: Mapping[str, list[Any]]) -> dict[str, Any]:
     share = options.get("share")
     if isinstance(share, str) and ":" in share and "model" not in options:
         options["model"], _, options["share"] = share.rpartition(":")
+    _read_times(options)
     for key in ("burst", "wait"):
         if isinstance(said := options.get(key), str):
             options[key] = _TICKS.get(said.lower(), said)
@@ -120,6 +159,19 @@ def options_from_form(form: Mapping[str, list[Any]]) -> dict[str, Any]:
         for key in ("burst", "card"):
             options.pop(key, None)
     return options
+
+
+def _read_times(options: dict[str, Any]) -> None:
+    """The form's `run_hours`, and its deadline in this machine's time; what cannot be read is left to be refused."""
+    hours, deadline = options.pop("run_hours", None), options.get("deadline")
+    if hours is not None:
+        try:
+            options["run_seconds"] = float(hours) * 3600
+        except (TypeError, ValueError):
+            options["run_seconds"] = hours
+    if isinstance(deadline, str) and len(deadline) <= 40:
+        with contextlib.suppress(ValueError, OverflowError, OSError):
+            options["deadline"] = datetime.fromisoformat(deadline).astimezone().isoformat()
 
 
 def read_link(query: Mapping[str, Sequence[bytes]]) -> tuple[Choice, list[str]]:

@@ -121,8 +121,14 @@ def test_who_waits_sees_its_place_and_is_let_in_when_somebody_stops(
             expect(page.get_by_text("The start was cancelled.")).to_be_visible()
             assert service.get("/queue").json()["queue"] == []
             page.get_by_role("radio", name="1/2 of a card").check()
+            page.get_by_text("More choices").click()
+            page.get_by_label("Class of work").select_option("batch")
+            page.get_by_label("It will run for about").fill("1.5")
+            page.get_by_label("It must be done by").fill("2098-12-24T18:00")
             page.get_by_role("button", name="Start").click()
             expect(told).to_contain_text("Number 1 in the queue.")
+            (waits,) = service.get("/queue").json()["queue"]
+            assert (waits["kind"], waits["deadline"][:10]) == ("batch", "2098-12-24")
         finally:
             service.delete(f"/sessions/{held}")
         page.wait_for_url(re.compile(r"/user/ivo/lab"))

@@ -126,9 +126,9 @@ class Book:
         except NoRoom as full:
             raise NoRoom(f"{full.message} The policy gives no other cards.", field="share", given=str(share)) from full
 
-    def kind_of(self, user: str, asked: str | None) -> str:
-        """The class of a person's work in the queue: what was `asked` for, or else their default. Raises Forbidden for
-        one more urgent than the policy gives them, Unavailable."""
+    def kinds_of(self, user: str) -> tuple[str, tuple[str, ...]]:
+        """The class that a person's work in the queue is of by default, and all that they may ask for, the most urgent
+        first. Raises Unavailable."""
         entries = self.source.current.file.queue
         groups = self.directory.person(user).groups if any(entry.groups for entry in entries) else frozenset()
         found = next(
@@ -139,10 +139,14 @@ class Book:
             ),
             QueueClass(),  # type: ignore[call-arg, unused-ignore]
         )
+        return found.default, CLASSES[CLASSES.index(found.highest or found.default) :]
+
+    def kind_of(self, user: str, asked: str | None) -> str:
+        """The class of a person's work in the queue: what was `asked` for, or else their default. Raises Forbidden for
+        one more urgent than the policy gives them, Unavailable."""
+        default, allowed = self.kinds_of(user)
         if asked is None:
-            return found.default
-        highest = found.highest or found.default
-        allowed = CLASSES[CLASSES.index(highest) :]
+            return default
         if asked not in allowed:
             raise Forbidden(
                 f"kind: the policy gives you {', '.join(allowed)}, not {asked}.",

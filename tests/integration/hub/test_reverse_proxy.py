@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -84,7 +85,9 @@ def nginx_config(folder: Path, host: str, base: str, port: int, behind: int) -> 
 @pytest.fixture(scope="module", params=[("gpu.example.org", "/gpu"), ("hub.example.org", "")], ids=["path", "root"])
 def public(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Public]:
     """A stack behind nginx."""
-    nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    kept = caches / "gpuspawner/nginx/usr/sbin"  # where tools/test-programs puts it
+    nginx = shutil.which("nginx") or shutil.which("nginx", path=f"/usr/sbin:/usr/local/sbin:{kept}")
     if nginx is None:
         pytest.skip("no nginx here: install it, on Debian as the package nginx-light")
     host, base = request.param

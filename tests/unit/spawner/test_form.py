@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from typing import Any
 
@@ -57,6 +58,33 @@ class Inputs(HTMLParser):
             self.found[str(given["value"])] = given
         if tag == "option":
             self.options[str(given["value"])] = given
+
+
+KINDS = [{"name": name, "default": name == "interactive"} for name in ("interactive", "training", "batch")]
+
+
+def test_the_class_of_work_is_chosen_where_there_is_a_queue() -> None:
+    def page(chosen: Choice, *, waits: bool = True) -> tuple[str, Inputs]:
+        html = render(answer(offer("1/4"), kinds=KINDS), chosen, waits=waits)
+        return html, Inputs(html)
+
+    html, plain = page(Choice())
+    assert "selected" in plain.options["interactive"]
+    assert "selected" not in plain.options["training"]
+    assert '<details class="gpu-more" id="gpu-more">' in html, "nobody has to look at it"
+    html, chosen = page(Choice(kind="batch", run_seconds=5400, deadline="2030-12-24T18:00:00+00:00"))
+    assert "selected" in chosen.options["batch"]
+    values = {given.get("name"): given.get("value") for tag, given in chosen.tags if tag == "input"}
+    assert values["run_hours"] == "1.5"
+    assert values["deadline"] == datetime(2030, 12, 24, 18, tzinfo=UTC).astimezone().strftime("%Y-%m-%dT%H:%M")
+    assert '<details class="gpu-more" id="gpu-more" open>' in html
+    assert "inference-urgent" not in page(Choice(kind="inference-urgent"))[1].options, "only what the policy gives"
+    assert "gpu-kind" not in page(Choice(), waits=False)[0]
+
+
+def test_the_class_is_remembered_and_not_how_long_it_ran() -> None:
+    last = Choice(kind="training", run_seconds=60, deadline="2030-12-24T18:00:00+00:00")
+    assert merged(last, Choice()) == Choice(kind="training")
 
 
 @pytest.mark.case("hub-9")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from typing import Any
 
 import pytest
@@ -55,6 +56,9 @@ def test_what_is_accepted(options: dict[str, Any], share: GPUShare | None) -> No
         *(({"burst": given}, "burst") for given in [1, 0, "on", math.nan, []]),
         *(({"environment": given}, "environment") for given in [True, "", "A", "a\n", "../x", "x" * 41, ["a"]]),
         *(({"card": given}, "card") for given in [1, "", "GPU 1", "x" * 97, {}]),
+        *(({"kind": given}, "kind") for given in [1, "", "Training", "a" * 40, "x\n", []]),
+        *(({"run_seconds": given}, "run_seconds") for given in [True, 0, -1, "60", math.nan, math.inf, 1e9]),
+        *(({"deadline": given}, "deadline") for given in [1, "", "soon", "2026-12-24", "2026-12-24T18:00", "9" * 50]),
         ({"profile": 1}, "profile"),
         ({"profile": "x" * 201}, "profile"),
         ({"shares": "1/4"}, "shares"),
@@ -72,6 +76,24 @@ def test_what_is_refused_in_one_sentence_that_names_the_field(options: Any, fiel
     assert "llowed: " in message
     assert "\n" not in message
     assert len(message) < 400
+
+
+def test_what_the_queue_is_told_by_the_form_is_in_seconds_and_with_an_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        sent = {"share": ["1/2"], "kind": ["batch"], "run_hours": ["1.5"], "deadline": ["2026-12-24T18:00"]}
+        choice = read_options(options_from_form(sent))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert (choice.kind, choice.run_seconds, choice.deadline) == ("batch", 5400.0, "2026-12-24T18:00:00+01:00")
+    assert read_options(choice.options) == choice, "as JupyterHub stores it"
+    assert Choice(deadline="2999-01-01T00:00:00+00:00").to_come == "2999-01-01T00:00:00+00:00"
+    assert Choice(deadline="2026-01-01T00:00:00+00:00").to_come is None, "started anew with what was chosen before"
+    for field, text in (("run_hours", "long"), ("run_hours", "nan"), ("deadline", "tomorrow")):
+        with pytest.raises(GPUSpawnerError, match=r"run_seconds|deadline"):
+            read_options(options_from_form({"share": ["1/2"], field: [text]}))
 
 
 @given(

@@ -30,7 +30,7 @@ def slices(rows: dict[str, Sequence[torch.Tensor]], titles: Sequence[str], grid:
         len(rows), len(titles), figsize=(2.3 * len(titles), 1.85 * len(rows)), squeeze=False, layout="constrained"
     )
     for number, (name, volumes) in enumerate(rows.items()):
-        line = axes[number]
+        line: Any = axes[number]
         for axis, volume, title in zip(line, volumes, titles, strict=True):
             _image(axis, coronal(volume, grid, y), GREY, "gray", grid)
             if number == 0:
