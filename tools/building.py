@@ -53,7 +53,7 @@ def debian() -> str:
     if os.geteuid() or not shutil.which("debootstrap"):
         sys.exit("A base image is made as root with debootstrap (apt install debootstrap), or given: --base IMAGE.")
     print("== images: a base of Debian's packages", file=sys.stderr, flush=True)
-    mirror = "http://deb.debian.org/debian"
+    mirror: list[str] = []  # debootstrap's own
     listed = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)", "Created-By: Packages"],
         capture_output=True,
@@ -62,10 +62,10 @@ def debian() -> str:
     for line in listed.stdout.splitlines():  # where this machine gets its own
         site, _, suite = line.partition(" ")
         if suite == SUITE:
-            mirror = site
+            mirror = [site]
     cache().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache(), prefix="base-") as folder:
-        run("debootstrap", "--variant=minbase", f"--include={INCLUDE}", SUITE, f"{folder}/root", mirror)
+        run("debootstrap", "--variant=minbase", f"--include={INCLUDE}", SUITE, f"{folder}/root", *mirror)
         for unwanted in (
             "var/cache/apt/archives",
             "var/lib/apt/lists",
