@@ -76,10 +76,10 @@ cluster: setup-dev $(STAMPS)/cluster ## run a Kubernetes cluster for tests until
 images: $(STAMPS)/proxy $(STAMPS)/lab-build $(STAMPS)/page $(STAMPS)/cluster ## build the images of the chart with buildah (IMAGES_ARGS="--base IMAGE --prefix REGISTRY/gpuspawner-")
 	@tools/images $(IMAGES_ARGS)
 
-image-%: $(STAMPS)/lab-build ## build a notebook image with buildah: base or quantum (IMAGES_ARGS as for images)
+image-%: $(STAMPS)/lab-build ## build a notebook image with buildah: base, rendering or quantum (IMAGES_ARGS as for images)
 	@tools/image $* $(IMAGES_ARGS)
 
-test-images: setup-dev $(STAMPS)/cluster image-base image-quantum ## build the notebook images and run each in a container with a share (as root)
+test-images: setup-dev $(STAMPS)/cluster image-base image-quantum image-rendering ## build the notebook images and run each in a container with a share (as root)
 	@$(PY) -m pytest -q $${PYTEST_ARGS:-} tests/images
 
 docs: setup-dev ## build the documentation into build/docs, warnings as errors

@@ -27,6 +27,7 @@ from .limits import Cards, cards
 TOKEN = "image-token"
 BASE_URL = "/user/ann/"
 HOME = "/home/jovyan"
+GIB = 1 << 30
 
 
 def why_not(image: str) -> str | None:
@@ -90,6 +91,7 @@ class Container:
         given: Share | None = None,
         env: Mapping[str, str] | None = None,
         mounts: Mapping[Path, str] | None = None,
+        entrypoint: Sequence[str] = (),
     ) -> None:
         self.id = f"gpuspawner-test-{uuid.uuid4().hex[:12]}"
         self.home = folder / "home"
@@ -99,7 +101,7 @@ class Container:
         self._made = _run("buildah", "from", image)
         try:
             root = _run("buildah", "mount", self._made)
-            config = self._config(image, root, command, given, env or {}, mounts or {})
+            config = self._config(image, root, command, given, env or {}, mounts or {}, entrypoint)
             (folder / "config.json").write_text(json.dumps(config))
             with self.log.open("ab") as log:
                 words = ["runc", "run", "--bundle", str(folder), self.id]
@@ -116,12 +118,13 @@ class Container:
         given: Share | None,
         env: Mapping[str, str],
         mounts: Mapping[Path, str],
+        entrypoint: Sequence[str],
     ) -> dict[str, Any]:
         """The runtime's configuration: the image's own, and what a pod on a node has."""
         own = json.loads(_run("buildah", "inspect", "--type", "image", image))["OCIv1"]["config"]
         config: dict[str, Any] = json.loads(_SPEC)
         user, _, group = own["User"].partition(":")
-        words = [*(own.get("Entrypoint") or []), *(command or own.get("Cmd") or [])]
+        words = [*(entrypoint or own.get("Entrypoint") or []), *(command or own.get("Cmd") or [])]
         edits = given.edits if given is not None else {}
         config["process"] |= {
             "user": {"uid": int(user), "gid": int(group)},
