@@ -41,7 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_a_trace_says_who_wanted_what_when_and_how_much_work_it_was(tmp_path: Path, clock: Clock) -> None:
     house = House(tmp_path, None, Fleet(cards=1))
-    house.service.queue._clock = lambda: clock.now / 1000
+    house.service.queue.clock = lambda: clock.now / 1000
     ann = house.start("ann", "1", run_seconds=500).json()["session"]["id"]
     clock.go(100)
     bob = house.start(
