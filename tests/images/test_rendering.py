@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
+import websocket
+from support.common import until
 from support.container import Share, lab
 
 #: A red sphere on white: what is drawn, and who draws it. The message about that comes with the first cell.
@@ -31,3 +34,17 @@ def test_the_processor_draws_where_no_card_does_and_that_is_said(
         assert "llvmpipe" in kernel("import os; print(os.environ['GPUSPAWNER_RENDERER'])")
         devices = made.run("sh", "-c", "XDG_RUNTIME_DIR=/tmp vulkaninfo --summary 2>/dev/null")
         assert "llvmpipe" in devices
+
+
+def test_the_desktop_starts_behind_the_servers_proxy(image: Callable[[str], str], tmp_path: Path) -> None:
+    with lab(image("rendering"), tmp_path / "container") as made:
+        page = httpx.get(f"{made.url}desktop/", headers=made.headers, timeout=120, follow_redirects=True)
+        assert page.status_code == 200, page.text
+        address = f"{made.url.replace('http', 'ws', 1)}desktop-websockify/"
+        headers = [f"Authorization: {made.headers['Authorization']}"]
+        socket = websocket.create_connection(address, timeout=60, header=headers, subprotocols=["binary"])
+        assert socket.recv()[:4] == b"RFB ", "the greeting of a VNC server"
+        until(
+            lambda: "xfwm4" in made.run("ps", "-eo", "args"), 120, lambda: made.run("ps", "-eo", "args") + made.said()
+        )
+        socket.close()

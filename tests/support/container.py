@@ -132,11 +132,15 @@ class Container:
             "cwd": own["WorkingDir"],
             "env": [*own["Env"], *edits.get("env", []), *(f"{name}={value}" for name, value in env.items())],
         }
+        config["hostname"] = "session"
         config["root"] = {"path": root, "readonly": True}
         added = [{"source": str(self.home), "destination": HOME, "options": ["rbind", "rw"]}]
         added += [
             {"source": str(path), "destination": place, "options": ["rbind", "ro"]} for path, place in mounts.items()
         ]
+        hosts = self.home.with_name("hosts")
+        hosts.write_text("127.0.0.1 localhost session\n")
+        added.append({"source": str(hosts), "destination": "/etc/hosts", "options": ["rbind", "ro"]})
         for each in edits.get("mounts", []):
             added.append({"source": each["hostPath"], "destination": each["containerPath"], "options": each["options"]})
         config["mounts"] += [{"type": "bind", **each} for each in added]
