@@ -14,6 +14,8 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export GPUSPAWNER_START_COMMAND ?= make up
 export GPUSPAWNER_STOP_COMMAND ?= make stop
 TORCH := .venv-torch
+# Of tests that were chosen by PYTEST_ARGS there may be none in a part (pytest's status 5), and that is no fault.
+CHOSEN = || [ $$? = 5 -a -n "$${PYTEST_ARGS:-}" ]
 export GPUSPAWNER_RUNTIME ?= $(if $(wildcard $(STAMPS)/torch),$(CURDIR)/$(TORCH))
 
 simulation_src := $(wildcard gpuspawner/simulation/Makefile $(shell find gpuspawner/simulation/src -type f 2>/dev/null))
@@ -43,31 +45,31 @@ status: ## show the cards and the sessions
 test: setup-dev $(STAMPS)/torch ## check style and types and run every test
 	@tools/test
 
-test-hub5: setup-dev $(STAMPS)/hub5 ## run the tests of the hub that differ by version with JupyterHub 5
-	@GPUSPAWNER_TEST_PYTHON=$(HUB5)/bin/python $(PY) -m pytest -q -m versions tests/integration/hub
+test-hub5: setup-dev $(STAMPS)/hub5 ## run those tests of the hub that may differ between JupyterHub 5 and 6 with JupyterHub 5
+	@GPUSPAWNER_TEST_PYTHON=$(HUB5)/bin/python $(PY) -m pytest -q -m versions $${PYTEST_ARGS:-} tests/integration/hub $(CHOSEN)
 
 test-runtime: ## run the tests of the runtime, in an environment of their own with PyTorch (4.5 GB)
-	@python="$$(tools/runtime-env)"; $$python -m pytest -q --session-timeout=$${GPUSPAWNER_TEST_TIMEOUT:-2400} $${PYTEST_ARGS:-} tests/runtime
+	@python="$$(tools/runtime-env)"; $$python -m pytest -q --session-timeout=$${GPUSPAWNER_TEST_TIMEOUT:-2400} $${PYTEST_ARGS:-} tests/runtime $(CHOSEN)
 	@$(MAKE) test-quantum
 	@$(MAKE) test-examples
 
 test-quantum: ## run the tests of quantum circuits, in an environment of their own with the simulators (0.5 GB)
-	@python="$$(tools/quantum-env)"; $$python -m pytest -q $${PYTEST_ARGS:-} tests/quantum
+	@python="$$(tools/quantum-env)"; $$python -m pytest -q $${PYTEST_ARGS:-} tests/quantum $(CHOSEN)
 
 test-examples: ## run the tests of the worked examples, in the runtime's environment and 0.6 GB more
-	@python="$$(tools/examples-env)"; $$python -m pytest -q $${PYTEST_ARGS:-} tests/examples
+	@python="$$(tools/examples-env)"; $$python -m pytest -q $${PYTEST_ARGS:-} tests/examples $(CHOSEN)
 
 test-cluster: setup-dev $(STAMPS)/cluster ## run the tests on a Kubernetes cluster of their own (as root; builds it the first time, in a quarter of an hour and more)
 	@[ -n "$${GPUSPAWNER_TEST_KUBECONFIG:-}" ] || $(PY) -m tests.support.cluster.build etcd kubernetes containerd kwok helm
 	@$(PY) -m pytest -q $${PYTEST_ARGS:-} tests/cluster
 
-soak: setup-dev ## let people, clocks and faults do what they will for half an hour (GPUSPAWNER_SOAK_SECONDS)
+soak: setup-dev ## run random starts, resizes, kills and clock jumps for half an hour (GPUSPAWNER_SOAK_SECONDS)
 	@GPUSPAWNER_SOAK_SECONDS=$${GPUSPAWNER_SOAK_SECONDS:-1800} $(PY) -m pytest -q -s tests/integration/test_properties.py tests/integration/hub/test_properties_hub.py
 
 lint: setup-dev ## check style and types only
 	@tools/test lint
 
-check-c: setup-dev ## check the C code: cppcheck, clang-tidy, sanitizers, rubbish for what reads files and sockets
+check-c: setup-dev ## check the C code: cppcheck, clang-tidy, sanitizers, fuzzing of what reads files and sockets
 	@tools/check-c
 
 cluster: setup-dev $(STAMPS)/cluster ## run a Kubernetes cluster for tests until Ctrl-C, and print its kubeconfig (as root)

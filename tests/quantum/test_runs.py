@@ -197,6 +197,13 @@ def test_a_state_that_does_not_fit_is_refused_before_it_runs(simulator: str) -> 
     assert "would fit" in fault.message
 
 
+@pytest.mark.parametrize("shots", [0, -1, True, 1.5, "10", 2**31])
+def test_how_much_fits_is_asked_with_shots_that_can_be(shots: object) -> None:
+    with pytest.raises(RuntimeFault, match="shots is"):
+        quantum.largest(shots=shots)
+    assert quantum.largest("lightning", shots=10**9) < quantum.largest("lightning", shots=1)
+
+
 def machine(root: Path, available: int, limits: dict[str, tuple[str, int, int]]) -> Path:
     """A root with what the kernel says: bytes available; by group its limit, bytes used, of them pages of files."""
     (root / "proc/self").mkdir(parents=True)

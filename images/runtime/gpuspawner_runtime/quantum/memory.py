@@ -25,6 +25,7 @@ BYTES = {
     ("lightning", "single", "state"): 16,
     ("lightning", "single", "shots"): 40,
 }
+MOST_SHOTS = 2**31 - 1
 #: Beyond this no machine that there is holds a state; the sums stay small.
 _MOST_QUBITS = 60
 
@@ -74,8 +75,22 @@ def largest(
         ("device", device, ("cpu", "gpu")),
     ):
         one_of(field, value, allowed)
+    whole("shots", shots, 1, MOST_SHOTS)
     room = available(device)
     return None if room.bytes is None else _most(room.bytes, simulator, precision, shots)
+
+
+def whole(field: str, given: Any, least: int, most: int) -> None:
+    """Raises RuntimeFault unless what was given is a whole number within these, or None."""
+    if given is None:
+        return
+    if isinstance(given, bool) or not isinstance(given, int) or not least <= given <= most:
+        raise RuntimeFault(
+            f"{field} is {given!r}: it must be a whole number from {least} to {most}, or None",
+            field=field,
+            given=given,
+            allowed=f"{least} to {most}, or None",
+        )
 
 
 def one_of(field: str, given: Any, allowed: tuple[str, ...]) -> None:

@@ -67,8 +67,8 @@ def run(
     memory.one_of("simulator", simulator, ("auto", *SIMULATORS))
     memory.one_of("device", device, ("auto", "cpu", "gpu"))
     memory.one_of("precision", precision, memory.PRECISIONS)
-    _whole("shots", shots, 1, 2**31 - 1)
-    _whole("seed", seed, 0, _SEEDS - 1)
+    memory.whole("shots", shots, 1, memory.MOST_SHOTS)
+    memory.whole("seed", seed, 0, _SEEDS - 1)
     wrong = noise_of(noise)
     made = circuit(given, parameters)
     taken = parts(made)
@@ -87,18 +87,6 @@ def run(
     else:
         counts, ran_on = lightning.counts(taken, shots, seed, precision, where)
     return Result(made.num_qubits, name, ran_on, precision, need, room.bytes, state, counts, shots, seed)
-
-
-def _whole(field: str, given: Any, least: int, most: int) -> None:
-    if given is None:
-        return
-    if isinstance(given, bool) or not isinstance(given, int) or not least <= given <= most:
-        raise RuntimeFault(
-            f"{field} is {given!r}: it must be a whole number from {least} to {most}, or None",
-            field=field,
-            given=given,
-            allowed=f"{least} to {most}, or None",
-        )
 
 
 def _only_with_shots(noise: Noise | None, taken: Parts) -> None:
