@@ -99,6 +99,14 @@ def start(charges: Collection[Charge], promised: int) -> Literal["fits", "wait",
     return "wait" if promised <= room(charges) + held else "refused"
 
 
+def at_most(eighths: int, wanted: int, beside: str = "") -> str:
+    """Why a session that may have `eighths` of its card, its own included, does not get `wanted`."""
+    return (
+        f"This session can have {eighths_text(eighths)} of its card now: the rest is taken by others{beside}. "
+        f"{eighths_text(wanted)} does not fit."
+    )
+
+
 def check_grow(charges: Collection[Charge], key: Key, target: int, allocated: Iterable[Allocation]) -> None:
     """Whether the limit of `key` may be raised to `target`. `allocated`: every allocation of the card, from a list that
     was begun after the card was published with the target. Raises NoRoom."""
@@ -106,9 +114,5 @@ def check_grow(charges: Collection[Charge], key: Key, target: int, allocated: It
     starting = sum(each.promised for each in allocated if each.key not in known)
     free = room(charges, without=key) - starting
     if target > free:
-        beside = f", and {eighths_text(starting)} belongs to sessions that are starting" if starting else ""
-        raise NoRoom(
-            f"Only {eighths_text(max(0, free))} of the card is free beside this session now{beside}, "
-            f"so {eighths_text(target)} does not fit.".replace("Only nothing", "Nothing"),
-            free_eighths=max(0, free),
-        )
+        beside = f", {eighths_text(starting)} of it by sessions that are starting" if starting else ""
+        raise NoRoom(at_most(max(0, free), target, beside), free_eighths=max(0, free))

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from gpuspawner import kubernetes_names as names
+from gpuspawner.capacity import at_most
 from gpuspawner.errors import Conflict, GPUSpawnerError, InUse, NoRoom, NotFound, Unavailable
 from gpuspawner.fleet.base import (
     CardReadings,
@@ -38,7 +39,7 @@ from gpuspawner.fleet.mirror import Mirror
 from gpuspawner.fleet.objects import Answer, Object, SessionClaim, claim_manifest, session_claim, session_labels, wish
 from gpuspawner.fleet.placement import place
 from gpuspawner.kubernetes_api import ApiError, KubeApi
-from gpuspawner.share import GPUShare, eighths_text
+from gpuspawner.share import GPUShare
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -348,11 +349,7 @@ class KubernetesFleet:
                 )
             free = state.free_eighths + grant.eighths_per_card
             if eighths > free:
-                raise NoRoom(
-                    f"Only {eighths_text(free)} of the card is free beside this session now, "
-                    f"so {eighths_text(eighths)} does not fit.",
-                    free_eighths=free,
-                )
+                raise NoRoom(at_most(free, eighths), free_eighths=free)
 
     async def _change(self, session: str, eighths: int | None = None, burst: bool | None = None) -> None:
         """Write a wish and await its answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpuspawner.capacity import at_most
 from gpuspawner.card import Card
 from gpuspawner.errors import Conflict, NoRoom, NotFound
 from gpuspawner.node.health_watch import HealthWatch
@@ -34,12 +35,11 @@ class Admission:
                 raise NotFound(f"There is no card {uuid} on this machine.", field="card", given=uuid)
             self.check_kind(uuid, eighths, alone=len(cards) == 1)
             if eighths > free[uuid]:
-                others = "beside this session " if self._records.get(session) else ""
-                raise NoRoom(
-                    f"Only {eighths_text(free[uuid])} of the card is free {others}now, "
-                    f"so {eighths_text(eighths)} does not fit.".replace("Only nothing", "Nothing"),
-                    free_eighths=free[uuid],
-                )
+                message = at_most(free[uuid], eighths)
+                if not self._records.get(session):
+                    message = f"Only {eighths_text(free[uuid])} of the card is free now, so {eighths_text(eighths)} "
+                    message = f"{message}does not fit.".replace("Only nothing", "Nothing")
+                raise NoRoom(message, free_eighths=free[uuid])
 
     def check_kind(self, uuid: str, eighths: int, *, alone: bool = True) -> None:
         """Whether a card gives out such a share at all; `alone`: to a session without other cards. Raises NoRoom."""

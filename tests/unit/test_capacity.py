@@ -42,7 +42,10 @@ def test_a_grow_leaves_room_for_who_is_starting() -> None:
     here = [charge("a", 2, 2), charge("b", 2, 2)]
     known = [Allocation(each.key, each.promised) for each in here]
     check_grow(here, here[0].key, 6, known)
-    with pytest.raises(NoRoom, match=r"Only 1/2 of the card is free.*1/4 belongs to sessions that are starting"):
+    with pytest.raises(
+        NoRoom,
+        match=r"can have 1/2 of its card now: the rest .*, 1/4 of it by sessions that are starting\. 3/4 does not fit",
+    ):
         check_grow(here, here[0].key, 6, [*known, Allocation(Key("c", "s"), 2)])
 
 

@@ -94,7 +94,7 @@ def test_eight_share_a_card_a_ninth_waits_and_one_grows_when_there_is_room(hub: 
         assert ninth.ask({"share": "1/8", "wait": True, "environment": "pytorch"}).status_code in (201, 202)
         (waits,) = until(hub.queue, LONG, "the ninth to wait")
         assert (waits["user"], waits["share"]) == ("patient-9", "1/8")
-        assert "so 1/4 does not fit" in kernel("get_ipython().run_line_magic('gpu', 'resize 1/4')")
+        assert "1/4 does not fit" in kernel("get_ipython().run_line_magic('gpu', 'resize 1/4')")
         assert eight[0].session()["share"] == "1/8"
 
         eight[7].stop()
