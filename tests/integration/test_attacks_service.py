@@ -152,6 +152,8 @@ def test_a_storm_never_gives_out_more_than_a_card_and_the_ledger_explains_it(nod
     until(lambda: records(node) == [], what="all eighths to be free")
     assert node.free_eighths() == 8
     for row in node.api.get("/sessions", params={"ended": True}).json()["sessions"]:
+        # the node knows it before the ledger does
+        until(lambda name=row["id"]: kinds(node, name)[-1] == "free", what="the ledger to tell it")
         found = kinds(node, row["id"])
         resizes = found[1:-2]
         assert [found[0], *found[-2:]] == ["start", "end", "free"], found
@@ -252,7 +254,8 @@ def test_lost_records_of_the_node_are_found_again_by_what_runs(own: Machine) -> 
     assert program("info()[1]") == 2 * one["memory_bytes"]
     for session in (one, two):
         own.api.delete(f"/sessions/{session['id']}")
-        assert kinds(own, session["id"])[-2:] == ["end", "free"]
+        # free when the driver shows nothing of it, which is when its program has ended
+        until(lambda name=session["id"]: kinds(own, name)[-2:] == ["end", "free"], what="its eighths to be free")
     assert own.free_eighths() == 16
 
 
