@@ -50,8 +50,6 @@ test-hub5: setup-dev $(STAMPS)/hub5 ## run those tests of the hub that may diffe
 
 test-runtime: ## run the tests of the runtime, in an environment of their own with PyTorch (4.5 GB)
 	@python="$$(tools/runtime-env)"; $$python -m pytest -q --session-timeout=$${GPUSPAWNER_TEST_TIMEOUT:-2400} $${PYTEST_ARGS:-} tests/runtime $(CHOSEN)
-	@$(MAKE) test-quantum
-	@$(MAKE) test-examples
 
 test-quantum: ## run the tests of quantum circuits, in an environment of their own with the simulators (0.5 GB)
 	@python="$$(tools/quantum-env)"; $$python -m pytest -q $${PYTEST_ARGS:-} tests/quantum $(CHOSEN)
