@@ -98,6 +98,7 @@ def build(file: str, target: str, name: str, **arguments: str) -> None:
         if os.environ.get(variable):
             how += ["--build-arg", variable]
     downloaded = Path(os.environ.get("UV_CACHE_DIR") or Path.home() / ".cache/uv")
-    if downloaded.is_dir():  # what was fetched before
-        how += ["--volume", f"{downloaded}:/root/.cache/uv"]
+    downloaded.mkdir(parents=True, exist_ok=True)
+    # kept from build to build, and out of the image
+    how += ["--volume", f"{downloaded}:/root/.cache/uv"]
     run("buildah", "build", *how, "--target", target, "-t", name, "-f", ROOT / file, ROOT)
