@@ -65,7 +65,7 @@ def ground(own_cluster: OwnCluster, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture
 def load(ground: Ground) -> Iterator[Load]:
     """People who change their shares, before, while and after something happens. Afterwards all is as it should be."""
-    made = Load([ground.service], list(ground.ids.values()))
+    made = Load([ground.service.client], list(ground.ids.values()))
     try:
         made.go_on()
         yield made
@@ -163,7 +163,7 @@ def test_two_services_by_mistake(ground: Ground, load: Load, tmp_path_factory: p
     other = Service(ground.ill.kubeconfig(SERVICE), NAMESPACE, tmp_path_factory.mktemp("other"))
     other.start()
     try:
-        more = Load([other], list(ground.ids.values()), seed=100)
+        more = Load([other.client], list(ground.ids.values()), seed=100)
         try:
             more.go_on(10)
             load.go_on(10)

@@ -12,6 +12,7 @@ import pytest
 from support.cluster.cards import CardNode, card_node
 from support.cluster.cluster import OwnCluster
 from support.cluster.hub import cluster_stack
+from support.cluster.load import Load
 from support.common import until
 from support.hub import Hub, Kernel, User
 from support.machine import CUDA
@@ -225,12 +226,19 @@ def test_a_restart_finds_the_server_again(hub: Hub, node: CardNode, part: str) -
         session = rob.start({"share": "1/4"})
         kernel = rob.kernel()
         kernel(CUDA + "kept = 42")
-        hub.kill(part)
+        load = Load([hub.stack.service], [session["id"]])  # people change shares meanwhile
+        try:
+            load.go_on()
+            hub.kill(part)
+            load.go_on()
+        finally:
+            load.close()
         until(lambda: hub.answers("/hub/health"), PATIENCE, "the hub")
         until(lambda: hub.answers("/services/gpuspawner/api/v1/health"), PATIENCE, "the service")
         until(kernel.answers, PATIENCE, "the kernel behind the proxy")
-        assert kernel("print(kept, info()[1])").split() == ["42", str(CARD // 4)]
         until(lambda: rob.server().get("ready"), PATIENCE, "the hub to know the server")
+        assert resize(rob, "1/4").status_code == 200
+        assert kernel("print(kept, info()[1])").split() == ["42", str(CARD // 4)]
         assert rob.session()["id"] == session["id"]
         assert resize(rob, "1/2").status_code == 200
         assert kernel("print(info()[1])") == f"{CARD // 2}\n"

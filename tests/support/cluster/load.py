@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -203,9 +203,10 @@ class Watch(threading.Thread):
 
 
 class Load:
-    """People who ask for another share again and again, through any of `services`. `answers` counts what they hear."""
+    """People who ask for another share again and again, through clients of any of the services. `answers` counts what
+    they hear."""
 
-    def __init__(self, services: Sequence[Service], sessions: Sequence[str], seed: int = 1) -> None:
+    def __init__(self, services: Sequence[Callable[[], httpx.Client]], sessions: Sequence[str], seed: int = 1) -> None:
         self.answers: Counter[int] = Counter()
         self.grown: Counter[str] = Counter()
         self._services = services
@@ -221,7 +222,7 @@ class Load:
     def _run(self, session: str, chance: random.Random) -> None:
         while not self._over.is_set():
             try:
-                with chance.choice(self._services).client() as client:
+                with chance.choice(self._services)() as client:
                     while not self._over.wait(0.01):
                         answer = client.patch(f"/sessions/{session}", json={"share": chance.choice(_SHARES)})
                         self._count(answer.status_code, session)
