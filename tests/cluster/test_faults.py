@@ -97,11 +97,16 @@ def all_is_well(ground: Ground) -> None:
         assert found["metadata"]["uid"] == ground.sessions.uids[session]
         (container,) = found["status"]["containerStatuses"]
         assert (container["restartCount"], "running" in container["state"]) == (0, True)
-        # what the service says is what the program has
-        wanted_bytes = CARD * held[session]["eighths"] // 8
-        until(lambda u=user, size=wanted_bytes: _total(ground, u) == size, PATIENCE, f"the program of {user}")
+        # what the service says is what the program has, also where a wish was carried out after its answer was lost
+        until(lambda s=session, u=user: _told(ground, s) == _total(ground, u), PATIENCE, f"the program of {user}")
     assert ground.watch.looks > 100
     assert 4 <= ground.watch.highest <= 8, "much of the card at times, and never more than there is"
+
+
+def _told(ground: Ground, session: str) -> int:
+    """Bytes that the service says a session has now."""
+    with ground.service.client() as client:
+        return int(CARD * client.get(f"/sessions/{session}").json()["eighths"] // 8)
 
 
 def _total(ground: Ground, user: str) -> int | None:
