@@ -63,9 +63,7 @@ def _cards(engine: Engine, start: int, end: int) -> list[Cards]:
 
 def _jobs(engine: Engine, start: int, end: int) -> Iterator[Job]:
     wanted = (
-        select(
-            *_SESSIONS.c, _ASKED.label("since_ms"), _LEDGER.c.at_ms, _LEDGER.c.eighths, _LEDGER.c.kind.label("change")
-        )
+        select(*_SESSIONS.c, _ASKED.label("since_ms"), _LEDGER.c.at_ms, _LEDGER.c.eighths)
         .join(_LEDGER, _LEDGER.c.session == _SESSIONS.c.id)
         .where(start * 1000 <= _ASKED, end * 1000 > _ASKED, _LEDGER.c.kind != "correction")
         .order_by(_ASKED, _SESSIONS.c.id, _LEDGER.c.id)
